@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 NEW_OBJECTS = 2000
 """Number of new objects after which Python collects its first generation, which takes 1 ms."""
@@ -21,15 +23,16 @@ NEW_COLLECTIONS = 3
 NEVER = 1 << 30
 """Collections of the second generation after which Python would collect the third one by itself: never."""
 LOOKED_AT = 8
-"""Collections of the second generation after which the objects of the third one are counted. Counting takes a
-tenth of the time of a full collection.
+"""Collections of the second generation after which the objects of the third one are counted, if there may be
+many. Counting takes a fifth of the time of a full collection.
 """
 OLD_OBJECTS = 50_000
-"""Growth of the third generation that starts a full collection, if the generation has also at least doubled.
+"""Growth of the third generation that starts a full collection, if it is also as much as the last one left,
+and as what is in use.
 """
 GROWN_BYTES = 48 << 20
-"""Growth of resident memory, in bytes, that starts a full collection: garbage may be a few objects with large
-bodies.
+"""Growth of resident memory, in bytes, that starts a full collection, if it is also half of what is in use,
+which is not known to the byte: garbage may be a few objects with large bodies.
 """
 REST_S = 1.0
 """Least seconds between a full collection and one that is due to memory, because all of the memory may be in
@@ -38,6 +41,25 @@ use.
 STATM = Path("/proc/self/statm")
 STATM_BYTES = 256
 """Number of bytes that hold its seven numbers."""
+
+
+class Size(NamedTuple):
+    """Size of a part of the process."""
+
+    num_objects: int = 0
+    """Number of objects that Python's collector looks through."""
+    num_blocks: int = 0
+    """Number of Python's memory blocks, which most objects are, those included that it does not look through.
+    """
+    num_bytes: int = 0
+
+    def plus(self, other: Size, count: int = 1) -> Size:
+        """Return the size with `count` times another one added."""
+        return Size(
+            self.num_objects + count * other.num_objects,
+            self.num_blocks + count * other.num_blocks,
+            self.num_bytes + count * other.num_bytes,
+        )
 
 
 def collect_new_objects_alone() -> None:
@@ -66,53 +88,64 @@ class GarbageWatch:
 
     def __init__(
         self,
-        bytes_in_use: Callable[[], int],
+        in_use: Callable[[], Size] = Size,
         *,
-        objects_in_use: Callable[[], int] = lambda: 0,
         resident: Callable[[], int] = resident_bytes,
+        blocks: Callable[[], int] = sys.getallocatedblocks,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bytes_in_use` and `objects_in_use` return how much of the process is known to be in use, which
-        does not count as growth.
+        """`in_use` returns how much of the process is known to be in use, which does not count as growth.
+        `blocks` returns the number of memory blocks; unlike the number of objects it is found at once.
         """
-        self._objects_in_use = objects_in_use
-        self._bytes_in_use = bytes_in_use
+        self._in_use = in_use
         self._resident = resident
+        self._blocks = blocks
         self._clock = clock
         self._num_living = 0
         """Number of objects that the last full collection has left."""
         self._num_looked_at = 0
-        """Number of collections of new objects when the old ones were last counted."""
+        """Number of collections of new objects when the old ones were last looked at."""
+        self._num_blocks = 0
+        """Number of blocks beside those in use when they were last counted."""
         self._fewest_bytes = 0
-        """Least number of bytes since the last full collection."""
+        """Least number of bytes beside those in use, since the last full collection."""
+        self._most_in_use = 0
+        """Largest number of bytes in use at a time since then. malloc may keep that much when they end."""
         self._collected_s = 0.0
         self._note_collection()
 
     def look(self) -> None:
         """Run a full collection if it is due. Takes some microseconds if it is not."""
-        num_bytes = self._num_bytes()
-        self._fewest_bytes = min(self._fewest_bytes, num_bytes)
+        in_use, resident = self._in_use(), self._resident()
+        self._fewest_bytes = min(self._fewest_bytes, resident - in_use.num_bytes)
+        self._most_in_use = max(self._most_in_use, in_use.num_bytes)
         has_rested = self._clock() - self._collected_s >= REST_S
-        has_swollen = has_rested and num_bytes - self._fewest_bytes >= GROWN_BYTES
+        much = max(GROWN_BYTES, self._most_in_use // 2)
+        has_swollen = has_rested and resident - self._most_in_use - self._fewest_bytes >= much
         # Where collections are off, the new objects will be frozen, and must not be collected before.
-        if gc.isenabled() and (has_swollen or self._has_many_old_objects()):
+        if gc.isenabled() and (has_swollen or self._has_many_old_objects(in_use)):
             gc.collect()
             self._note_collection()
 
     def _note_collection(self) -> None:
-        self._num_living = len(gc.get_objects()) - self._objects_in_use()
+        in_use = self._in_use()
+        self._num_living = len(gc.get_objects()) - in_use.num_objects
         self._num_looked_at = 0
-        self._fewest_bytes = self._num_bytes()
+        self._num_blocks = self._blocks() - in_use.num_blocks
+        self._most_in_use = in_use.num_bytes
+        self._fewest_bytes = self._resident() - in_use.num_bytes
         self._collected_s = self._clock()
 
-    def _has_many_old_objects(self) -> bool:
+    def _has_many_old_objects(self, in_use: Size) -> bool:
         num_collections = gc.get_count()[2]  # collections of new objects since the last full one
         self._num_looked_at = min(self._num_looked_at, num_collections)
         if num_collections - self._num_looked_at < LOOKED_AT:
             return False
         self._num_looked_at = num_collections
-        num_old = len(gc.get_objects(generation=2)) - self._objects_in_use() - self._num_living
-        return num_old >= max(OLD_OBJECTS, self._num_living)
-
-    def _num_bytes(self) -> int:
-        return self._resident() - self._bytes_in_use()
+        many = max(OLD_OBJECTS, self._num_living, in_use.num_objects)
+        num_blocks = self._blocks() - in_use.num_blocks
+        self._num_blocks = min(self._num_blocks, num_blocks)
+        if num_blocks - self._num_blocks < many:
+            return False
+        self._num_blocks = num_blocks
+        return len(gc.get_objects(generation=2)) - in_use.num_objects - self._num_living >= many

@@ -16,6 +16,7 @@ from carousel.client.async_ import AsyncClient
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.app import make_app
+from carousel.server.footprint import Footprint
 from carousel.server.garbage import GarbageWatch, collect_new_objects_alone
 from carousel.server.http.rare_warnings import make_warnings_rare
 from carousel.server.http.server import HttpServer
@@ -48,11 +49,6 @@ KEEP_ALIVE_S = 20
 """Seconds for which an idle connection is kept. Callers' HTTP libraries keep them for less (httpx and openai
 5 s, aiohttp 15 s), so they close first: a request that meets a connection which the server is closing fails.
 """
-
-CONNECTION_OBJECTS, CONNECTION_BYTES = 24, 6 << 10
-"""Number of objects, and bytes, that each connection has at least. They are no garbage."""
-TLS_OBJECTS, TLS_BYTES = 20, 36 << 10
-"""Number of objects, and bytes, that TLS adds to each of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,13 +135,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     watching = asyncio.create_task(tenants.watch(TENANTS_S))
-    has_tls = bool(config.ssl_certfile)
-    num_bytes = CONNECTION_BYTES + TLS_BYTES * has_tls
-    num_objects = CONNECTION_OBJECTS + TLS_OBJECTS * has_tls
-    garbage = GarbageWatch(
-        lambda: state.bodies.num_bytes + state.unread.num_bytes + num_bytes * server.num_connections,
-        objects_in_use=lambda: num_objects * server.num_connections,
-    )
+    garbage = GarbageWatch(Footprint(state, server).now)
     is_ready = False
     try:
         while not context.stop.is_set():

@@ -33,6 +33,10 @@ class RunningRequests:
     def __init__(self) -> None:
         self._labels: dict[str, dict[Abortable, Sequence[str]]] = {}
         """Labels of the prompts of each request, by its tenant."""
+        self.num_requests = 0
+        """Number of requests that are running, of all tenants."""
+        self.num_prompts = 0
+        """Number of their prompts, those that have ended included."""
 
     @contextmanager
     def hold(self, tenant: str, request: Abortable, labels: Sequence[str]) -> Iterator[None]:
@@ -41,9 +45,13 @@ class RunningRequests:
         """
         own = self._labels.setdefault(tenant, {})
         own[request] = labels
+        self.num_requests += 1
+        self.num_prompts += len(labels)
         try:
             yield
         finally:
+            self.num_requests -= 1
+            self.num_prompts -= len(labels)
             del own[request]
             if not own:
                 del self._labels[tenant]

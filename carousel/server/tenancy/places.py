@@ -33,6 +33,11 @@ class Places:
         num_rows = self._config.max_running_requests
         self._shares.resize(num_rows + max_waiting, num_rows + (3 * max_waiting + 3) // 4)
 
+    @property
+    def num_sequences(self) -> int:
+        """Return the number of places that are taken, by sequences that run or wait."""
+        return self._shares.total
+
     def most_at_once(self, tenant: Tenant, max_in_flight: int) -> int:
         """Return the number of sequences of one request to begin together, if that may be chosen. Of
         `max_in_flight` sequences in the ring none is refused.

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from carousel.server.garbage import GarbageWatch
+from carousel.server.garbage import GarbageWatch, Size
 from carousel.server.http.paced_reader import READ_BYTES
 from carousel.server.http.protocol import MAX_PIPELINED, HttpProtocol
 from carousel.server.http.tls import tls_reader
@@ -184,17 +184,17 @@ def test_what_tls_adds_to_connections_is_no_garbage(
     num_objects: int,
 ) -> None:
     """A thousand looked like as much garbage as starts a full collection, which holds up the event loop."""
-    watches: list[tuple[Callable[[], int], Callable[[], int]]] = []
+    watches: list[Callable[[], Size]] = []
 
     class Watch(GarbageWatch):
-        def __init__(self, bytes_in_use: Callable[[], int], *, objects_in_use: Callable[[], int]) -> None:
-            super().__init__(bytes_in_use, objects_in_use=objects_in_use)
-            watches.append((bytes_in_use, objects_in_use))
+        def __init__(self, in_use: Callable[[], Size]) -> None:
+            super().__init__(in_use)
+            watches.append(in_use)
 
     monkeypatch.setattr("carousel.server.main.GarbageWatch", Watch)
     with http_front(tmp_path, long_answer, **settings) as front, ExitStack() as stack:
         for _ in range(NUM_CALLERS):
             stack.enter_context(front.connect())
-        ((bytes_in_use, objects_in_use),) = watches
-        wait_until(lambda: objects_in_use() == NUM_CALLERS * num_objects, 5.0, "they are connected")
-        assert bytes_in_use() == NUM_CALLERS * num_bytes
+        (in_use,) = watches
+        wait_until(lambda: in_use().num_objects == NUM_CALLERS * num_objects, 5.0, "they are connected")
+        assert in_use().num_bytes == NUM_CALLERS * num_bytes
