@@ -289,10 +289,10 @@ class RadixCache:
         if self._expiring:
             self._expire()
         upto = min(max(num_pages, upto), self.num_evictable)
-        if self.ledger.has_several and upto < self.num_evictable:
-            runs = self._fair.evict(min(num_pages, upto), upto, None if lease is None else lease.account)
+        if self.ledger.has_several and num_pages < self.num_evictable:
+            runs = self._fair.evict(num_pages, upto, None if lease is None else lease.account)
         else:
-            runs = self._evict_in_order(upto if self.ledger.has_several else num_pages, upto)
+            runs = self._evict_in_order(num_pages, upto)
         if not runs:
             return NO_PAGES
         self.version += 1

@@ -158,7 +158,7 @@ class Model:
         taken: set[int] = set()
         while len(taken) < upto:
             leaves = candidates = self._leaves()
-            if len(tenants) > 1 and len(due) != 1 and upto < num_evictable:
+            if len(tenants) > 1 and len(due) != 1 and num_pages < num_evictable:
                 turn.find(self._ratios(leaves, due), partial(self._first_place, leaves))
                 if turn.giver is None and len(taken) >= num_pages:
                     break

@@ -135,6 +135,17 @@ def test_more_than_what_is_needed_is_taken_beyond_a_share_only() -> None:
     assert cache.evict(1, upto=5) == "A"
 
 
+@pytest.mark.parametrize("upto", [4, 5, 99])
+def test_what_a_flood_leaves_to_others_does_not_go_for_a_page(upto: int) -> None:
+    """Where an eviction may take all that is not in use, it took the whole prefix of a tenant."""
+    cache = Cache(20)
+    cache.put(A, 4)
+    in_use = cache.put_and_use(B, 16)
+    assert cache.evict(1, upto=upto, lease=in_use) == "A"
+    cache.put(B, 1)
+    assert cache.evict(2, upto=upto, lease=in_use) == "BA"
+
+
 def test_pages_in_use_count_and_do_not_go() -> None:
     cache = Cache(20)
     cache.put(A, 6)
