@@ -158,9 +158,9 @@ class GrammarLoop:
         try:
             self._matchers.take_in_hand(message.handle)
             states = self._branches.branch(copy.start, message)
-            self._matchers.put_down(message.handle)
+            self._matchers.put_down()
         except BranchBroken as error:
-            self._matchers.put_down(message.handle)
+            self._matchers.put_down()
             if error.is_used_up and not copy.is_for_one:
                 self._guides.move(copy)
                 return

@@ -21,7 +21,8 @@ from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
 from grammar_proc.vocabulary import WORD_BITS, is_used_up, reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.base.mask_memory import MaskMemory
-from runtime.ring.suspects.in_hand import SequencesInHand, place_of
+from runtime.ring.suspects.in_hand import SequencesInHand, at_work, place_of
+from runtime.ring.suspects.roster import GUESSES, HYPOTHESES
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import MatcherNews, MatcherState
 
@@ -48,7 +49,7 @@ class _Entry:
     place: MaskPlace | None
     """Slots in which its masks are written; None: masks are sent."""
     shown: bytes = b""
-    """Its place in the roster while it is in hand."""
+    """Its place in the roster while its output is in hand."""
     tenant: str = ""
     matcher: Matcher | None = None
     """None: the output has yet to be followed."""
@@ -63,6 +64,11 @@ class _Entry:
     @property
     def num_tokens(self) -> int:
         return len(self.ids) // TOKEN_BYTES
+
+    @property
+    def shown_now(self) -> bytes:
+        """Its place in the roster while its state is made."""
+        return at_work(self.shown, GUESSES) if self.guesses else self.shown
 
     @property
     def is_long_to_follow(self) -> bool:
@@ -193,7 +199,7 @@ class Matchers:
         if ids and entry.matcher is not None:
             self.in_hand.show_only((entry.shown,))
             self._consume(entry, ids)  # a failure sets the error of the matcher
-            self.in_hand.put_all_down((news.handle,))
+            self.in_hand.put_all_down()
         if entry.copy is None:
             entry.is_due = True
         else:
@@ -283,16 +289,18 @@ class Matchers:
         self._shares.spend(tenant, time.monotonic() - began, len(handles))
 
     def take_in_hand(self, handle: bytes) -> None:
-        """Show that a sequence is worked on, until `put_down`. An error that ends the process leaves it."""
-        self.in_hand.show_only((self._entries[handle].shown,))
+        """Show that the hypotheses of a sequence are worked on, until `put_down`. An error that ends the
+        process leaves it.
+        """
+        self.in_hand.show_only((at_work(self._entries[handle].shown, HYPOTHESES),))
 
-    def put_down(self, handle: bytes) -> None:
-        self.in_hand.put_all_down((handle,))
+    def put_down(self) -> None:
+        self.in_hand.put_all_down()
 
     def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
-        self.in_hand.show_only([self._entries[handle].shown for handle in handles])
+        self.in_hand.show_only([self._entries[handle].shown_now for handle in handles])
         states = list(self._states_in_hand(handles))
-        self.in_hand.put_all_down(handles)
+        self.in_hand.put_all_down()
         yield from states
 
     def _states_in_hand(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:

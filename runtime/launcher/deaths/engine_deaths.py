@@ -12,12 +12,17 @@ have not come again. One that all have come past may be the machine's.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from runtime.launcher.deaths.restart_budget import Verdict
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.launch_state import write_atomically
+from runtime.ring.suspects.in_hand import request_key
 from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, OWNER_MARK, Seen, Suspects
 from runtime.wire.handle import NO_HANDLE, sequence_key
 
@@ -187,23 +192,45 @@ class InHandDeaths:
 
     def count(self, index: int, now_s: float) -> Verdict:
         """Count the death of a process, before the next one is started. Raises OSError."""
-        seen = Seen.read(self._endpoints.in_hand_file(self._role, index))
+        found = Seen.read(self._endpoints.in_hand_file(self._role, index))
+        seen = _by_request(found)
         # One that is to be alone is in hand alone. Otherwise nothing is known of a single one.
         alone = next(iter(seen.present)) if len(seen.present) == 1 else NO_HANDLE
         solitary = alone if alone in self._suspects.alone else NO_HANDLE
-        self._suspects = self._counts.count(seen, solitary, now_s)
+        self._watch(self._counts.count(seen, solitary, now_s), found.past, found.pieces)
         self._write()
         return self._counts.verdict
 
     def note_end(self, index: int, now_s: float) -> None:
         """Take note of a process that has ended, but not of a request. Raises OSError."""
-        seen = Seen.read(self._endpoints.in_hand_file(self._role, index))
-        self._suspects = self._counts.note_end(seen, now_s)
+        seen = _by_request(Seen.read(self._endpoints.in_hand_file(self._role, index)))
+        self._watch(self._counts.note_end(seen, now_s), seen.past)
         if seen.past:
             self._write()
 
+    def _watch(self, suspects: Suspects, past: frozenset[bytes], new: Iterable[bytes] = ()) -> None:
+        """Keep the suspects, with what was in hand of each at the deaths that it is not past. `new`: at the
+        last one.
+        """
+        before = self._suspects.pieces
+        pieces: dict[bytes, set[bytes]] = {
+            key: set() if key in past else set(before.get(key, ())) for key in suspects.watched
+        }
+        for piece in new:
+            if (request := request_key(piece)) in pieces:
+                pieces[request].add(piece)
+        kept = {key: tuple(sorted(each)) for key, each in pieces.items()}
+        self._suspects = replace(suspects, pieces=kept)
+
     def _write(self) -> None:
         write_atomically(self._endpoints.suspects_file_of(self._role), self._suspects.encode())
+
+
+def _by_request(seen: Seen) -> Seen:
+    """Return what was in hand, with the sequences of a request as one: they have the same text and guide, and
+    each may be submitted again by itself.
+    """
+    return dataclasses.replace(seen, present={request_key(key): mark for key, mark in seen.present.items()})
 
 
 class EngineDeaths:

@@ -10,14 +10,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.suspects.errors import quarantined, suspended
-from runtime.ring.suspects.roster import NO_SUSPECTS, Roster, Suspects, place_for, tenant_mark
+from runtime.ring.suspects.roster import (
+    NO_SUSPECTS,
+    OUTPUT,
+    Roster,
+    Suspects,
+    piece_of,
+    place_for,
+    tenant_mark,
+)
 from runtime.ring.tenants import OWNER
-from runtime.wire.handle import KEY_BYTES, REQUEST_BYTES
+from runtime.wire.handle import KEY_BYTES, REQUEST_BYTES, sequence_key
 from runtime.wire.messages import GenerateRequest
 
 T = TypeVar("T")
@@ -161,11 +169,16 @@ class TextsInHand(InHand):
 class SequencesInHand(InHand):
     """Sequences that the only thread of the grammar process works on, in one call of a library. Showing them
     costs little, because it is done for every token.
+
+    Those of one request have the same guide and different outputs. So it is past a death when all of them are
+    that were in hand, each in the kind of work that was done for it.
     """
 
     def __init__(self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS) -> None:
         super().__init__(roster, suspects, role="grammar")
-        self._num_shown = 0
+        self._shown: Sequence[bytes] = ()
+        self._to_come = {key: set(pieces) for key, pieces in suspects.pieces.items()}
+        """Pieces of each watched request that have yet to come past."""
 
     @staticmethod
     def open(endpoints: Endpoints) -> SequencesInHand:
@@ -176,21 +189,36 @@ class SequencesInHand(InHand):
 
     def show_only(self, places: Sequence[bytes]) -> None:
         """Show nothing but these, which place_of has made."""
-        self._roster.show_only(b"".join(places), self._num_shown)
-        self._num_shown = len(places)
+        self._roster.show_only(b"".join(places), len(self._shown))
+        self._shown = places
 
-    def put_all_down(self, handles: Iterable[bytes]) -> None:
-        """Show nothing. handles: those that were shown."""
-        if self._suspects.watched:
-            for handle in handles:
-                self._note_past(request_key(handle))
+    def put_all_down(self) -> None:
+        """Show nothing. What was shown is done."""
+        if self._to_come:
+            for place in self._shown:
+                self._come_past(piece_of(place))
         self._roster.note_served()
         self.show_only(())
 
+    def _come_past(self, piece: bytes) -> None:
+        request = request_key(piece)
+        pieces = self._to_come.get(request)
+        if pieces is None:
+            return
+        pieces.discard(piece)
+        if not pieces:
+            del self._to_come[request]
+            self._note_past(request)
 
-def place_of(handle: bytes, tenant: str) -> bytes:
+
+def place_of(handle: bytes, tenant: str, work: int = OUTPUT) -> bytes:
     """Return what SequencesInHand shows of a sequence."""
-    return place_for(request_key(handle), tenant)
+    return place_for(sequence_key(handle), tenant, work)
+
+
+def at_work(place: bytes, work: int) -> bytes:
+    """Return what SequencesInHand shows of a sequence while other work is done for it."""
+    return place[:-1] + bytes([work])
 
 
 def _opened(endpoints: Endpoints, role: str, index: int) -> tuple[Roster, Suspects]:
@@ -199,5 +227,5 @@ def _opened(endpoints: Endpoints, role: str, index: int) -> tuple[Roster, Suspec
 
 
 def request_key(handle: bytes) -> bytes:
-    """Return the key of all sequences of a request, in all attempts."""
+    """Return the key of all sequences of a request, in all attempts, from the handle or key of one."""
     return handle[:REQUEST_BYTES] + FIRST_INDEX

@@ -27,8 +27,12 @@ from runtime.wire.handle import HANDLE_BYTES, KEY_BYTES, sequence_key
 
 MARK_BYTES = 8
 PLACE_BYTES = KEY_BYTES + MARK_BYTES + 1
-"""Bytes of a place: the key, the tenant's mark, and one that is LEFT for a sequence that has ended early."""
+"""Bytes of a place: the key, the tenant's mark, and one that is LEFT for a sequence that has ended early, or
+the kind of work that a process does for one that is in hand.
+"""
 LEFT = 1
+OUTPUT, GUESSES, HYPOTHESES = 0, 2, 3
+"""Kinds of work: following an output, guesses behind it, hypotheses of a search."""
 OWNER_MARK = bytes(MARK_BYTES)
 ALWAYS_ALONE = (1 << 31) - 1
 """Position that no sequence passes, so that one stays alone until its end."""
@@ -45,9 +49,14 @@ def tenant_mark(tenant: str) -> bytes:
     return hashlib.blake2b(tenant.encode(), digest_size=MARK_BYTES).digest()
 
 
-def place_for(key: bytes, tenant: str) -> bytes:
+def place_for(key: bytes, tenant: str, work: int = OUTPUT) -> bytes:
     """Return the content of the place of a live sequence."""
-    return key + tenant_mark(tenant) + b"\0"
+    return key + tenant_mark(tenant) + bytes([work])
+
+
+def piece_of(place: bytes) -> bytes:
+    """Return what has to come past a death at which a place had this content: its key and kind of work."""
+    return place[:KEY_BYTES] + place[-1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +218,8 @@ class Seen:
     """Keys of the suspects that came further than where engines had died under them before."""
     has_served: bool = False
     """True if a sequence that had a row came to its end."""
+    pieces: frozenset[bytes] = field(default=frozenset(), compare=False)
+    """The keys of those that were live, each with the kind of its work, as piece_of returns it."""
 
     @staticmethod
     def read(path: Path) -> Seen:
@@ -226,10 +237,13 @@ class Seen:
         layout = _Layout(num_places, num_rows)
         present: dict[bytes, bytes] = {}
         left: dict[bytes, bytes] = {}
+        pieces: set[bytes] = set()
         for at in range(_HEADER.size, layout.handles, PLACE_BYTES):
             place = data[at : at + PLACE_BYTES]
             if (key := place[:KEY_BYTES]) != _EMPTY:
                 (left if place[-1] == LEFT else present)[key] = place[KEY_BYTES:-1]
+                if place[-1] != LEFT:
+                    pieces.add(piece_of(place))
         running: dict[bytes, int] = {}
         for row in range(layout.num_rows):
             at = layout.handles + row * HANDLE_BYTES
@@ -239,7 +253,8 @@ class Seen:
                 reached = int.from_bytes(data[at : at + 4], "little")
                 running[key] = max(reached, running.get(key, 0))
         past = {data[at : at + KEY_BYTES] for at in range(layout.past, layout.end, KEY_BYTES)}
-        return Seen(present, left, running, frozenset(past - {_EMPTY}), has_served)
+        past -= {_EMPTY}
+        return Seen(present, left, running, frozenset(past), has_served, frozenset(pieces))
 
 
 class Suspects(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -255,6 +270,10 @@ class Suspects(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sequences that ran alone when the engine died. They must not run again."""
     suspended: dict[bytes, float] = {}
     """Marks of tenants, of which none runs until this time of CLOCK_MONOTONIC."""
+    pieces: dict[bytes, tuple[bytes, ...]] = {}
+    """Pieces, as piece_of returns them, that were in hand of each watched request at its deaths: it is past
+    them when all of these are. Empty for the engine.
+    """
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

@@ -4,17 +4,34 @@ which it died.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grammar_proc.branches import Branches
 from grammar_proc.matchers import Matchers
 from grammar_proc.vocabulary import GrammarVocabulary
-from runtime.ring.suspects.in_hand import SequencesInHand, request_key
-from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, Roster, Suspects, size_of
+from runtime.base.errors import InvalidRequest
+from runtime.launcher.deaths.engine_deaths import InHandDeaths
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.suspects.in_hand import SequencesInHand, place_of, request_key
+from runtime.ring.suspects.roster import (
+    ALWAYS_ALONE,
+    GUESSES,
+    HYPOTHESES,
+    NO_SUSPECTS,
+    OUTPUT,
+    Roster,
+    Suspects,
+    size_of,
+)
 from runtime.settings.config import DEMO_MODEL
-from runtime.wire.guide import Guide
-from runtime.wire.handle import make_handle
+from runtime.wire.format import pack_ids
+from runtime.wire.guide import Guide, MatcherNews
+from runtime.wire.handle import make_handle, sequence_key
+from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers
+from runtime.wire.messages import AdvanceMatchers
 from tests.harness.guides.grammar_ring import GrammarRing
 
 NUM_PLACES = 16
@@ -71,7 +88,8 @@ def test_sequences_are_in_hand_while_their_ids_are_followed_and_their_masks_made
 def test_who_was_there_at_two_deaths_is_in_hand_alone(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suspects = Suspects(alone={KEYS[2]: ALWAYS_ALONE}, watched={KEYS[2]: 0, KEYS[3]: 0})
+    pieces: dict[bytes, tuple[bytes, ...]] = {key: (key + bytes([OUTPUT]),) for key in KEYS[2:]}
+    suspects = Suspects(alone={KEYS[2]: ALWAYS_ALONE}, watched=dict.fromkeys(KEYS[2:], 0), pieces=pieces)
     watched = Watched(vocabulary, monkeypatch, suspects)
     for handle in HANDLES:
         watched.ring.open(handle, WORDS, most=4)
@@ -93,3 +111,103 @@ def test_who_was_found_guilty_is_refused_and_others_with_its_guide_go_on(
     assert (refused.error.code, refused.error.status) == ("quarantined", 400)
     assert "the grammar process has died" in refused.error.message
     assert (served.error, len(served.ids)) == (None, 4)
+
+
+class Deaths:
+    """Grammar processes one after the other, each of which dies, and what the launcher makes of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._endpoints = Endpoints(path)
+        self._deaths = InHandDeaths(self._endpoints, "grammar")
+        self._now_s = 0.0
+        self.next()
+
+    def next(self) -> None:
+        self.process = SequencesInHand.open(self._endpoints)
+
+    def come_past(self, *handles: bytes, work: int = OUTPUT) -> None:
+        """Work on sequences, with success."""
+        self.process.show_only([place_of(handle, "", work) for handle in handles])
+        self.process.put_all_down()
+
+    def die_of(self, *handles: bytes, work: int = OUTPUT) -> Suspects:
+        """Die while sequences are in hand. Returns what the launcher tells the next process."""
+        self.process.show_only([place_of(handle, "", work) for handle in handles])
+        self._now_s += 1.0
+        self._deaths.count(0, self._now_s)
+        self.next()
+        return Suspects.read(self._endpoints.suspects_file_of("grammar"))
+
+
+def test_a_request_whose_siblings_have_come_past_a_death_is_not_past_it(tmp_path: Path) -> None:
+    """Each of its sequences is followed by itself in the next process, and only one of them ends it."""
+    deaths = Deaths(tmp_path)
+    harmless, killer, other = (make_handle(7, 5, index) for index in range(3))
+    beside = make_handle(7, 6)
+    suspects = deaths.die_of(harmless, killer, beside)
+    request = request_key(killer)
+    assert suspects.watched.keys() == {request, request_key(beside)}
+    deaths.come_past(harmless, beside, other)
+    assert deaths.die_of(killer, other).alone.keys() == {request}
+    for handle in (harmless, other, beside):
+        deaths.come_past(handle)
+        assert deaths.process.must_be_alone(killer)
+    assert deaths.die_of(killer).guilty == {request}
+    with pytest.raises(InvalidRequest, match="the grammar process has died"):
+        deaths.process.check(harmless)
+
+
+def test_a_request_is_past_a_death_when_all_its_sequences_are_that_were_in_hand(tmp_path: Path) -> None:
+    deaths = Deaths(tmp_path)
+    first, second, later = (make_handle(7, 5, index) for index in range(3))
+    for _ in range(2):
+        assert request_key(first) in deaths.die_of(first, second).watched
+    assert deaths.process.must_be_alone(later)
+    deaths.come_past(second)
+    assert deaths.process.must_be_alone(first)
+    deaths.come_past(first)
+    assert not deaths.process.must_be_alone(first)
+    assert deaths.die_of(make_handle(7, 6)).watched.keys() == {request_key(make_handle(7, 6))}
+
+
+@pytest.mark.parametrize("work", [GUESSES, HYPOTHESES])
+def test_work_that_was_not_in_hand_takes_nobody_past_a_death(tmp_path: Path, work: int) -> None:
+    """A search is opened at its start, and guesses come later: both go well, and then the same ends it."""
+    deaths = Deaths(tmp_path)
+    killer = make_handle(7, 5)
+    for _ in range(2):
+        deaths.die_of(killer, work=work)
+        deaths.come_past(killer)
+    assert deaths.process.must_be_alone(killer)
+    assert deaths.die_of(killer, work=work).guilty == {request_key(killer)}
+    deaths.come_past(killer, work=work)
+
+
+def test_guesses_and_hypotheses_are_in_hand_as_such(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, search = HANDLES[:2]
+    for each in (handle, search):
+        watched.ring.open(each, WORDS, most=9)
+    while watched.ring.loop.num_matchers < 2:
+        watched.ring.loop.turn()
+    while watched.ring.loop.turn() == 0.0:
+        pass
+    pieces: list[frozenset[bytes]] = []
+    for owner, name in ((Matchers, "_masks"), (Branches, "branch")):
+        original: Any = getattr(owner, name)
+
+        def noting(made: Any, *arguments: Any, original: Any = original) -> Any:
+            pieces.append(watched.roster.read().pieces)
+            return original(made, *arguments)
+
+        monkeypatch.setattr(owner, name, noting)
+    watched.ring.received += [
+        AdvanceMatchers((MatcherNews(handle, 0, guesses=pack_ids([5])),)),
+        BranchMatchers(search, 0, ((FROM_THE_START, b""),)),
+    ]
+    watched.ring.loop.turn()
+    assert set(pieces) == {
+        frozenset([sequence_key(handle) + bytes([GUESSES])]),
+        frozenset([sequence_key(search) + bytes([HYPOTHESES])]),
+    }
