@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import Model
 from tokenizers.normalizers import Normalizer
@@ -55,11 +55,20 @@ class PlainEncoder:
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [self._checked(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
-    def _checked(self, text: str, encoding: Any) -> IntArray:
+    def ids_of(self, text: str) -> IntArray:
+        """Return the ids of a text, or of part of one, as encode_batch does."""
+        return self.places_of(text)[1]
+
+    def places_of(self, text: str) -> tuple[Encoding, IntArray]:
+        """Return the library's encoding of a text, or of part of one, and its ids, as encode_batch does."""
+        encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]
+        return encoding, self._checked(text, encoding)
+
+    def _checked(self, text: str, encoding: Encoding) -> IntArray:
         ids = self._real_ids[np.array(encoding.ids, np.int32)]
         places = np.flatnonzero(np.isin(ids, self._reserved))
         for place in places.tolist():
-            start, end = encoding.token_to_chars(place)
+            start, end = encoding.token_to_chars(place) or (0, 0)
             if self._letters.search(text, start, end) is not None:
                 raise InvalidRequest(
                     "messages: this model's tokenizer knows no other way to write a special token than the "

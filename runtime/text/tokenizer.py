@@ -19,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from runtime.base.errors import ModelError
+from runtime.text.encode_in_parts import TextInParts, may_cut_words
 from runtime.text.plain_encoder import PlainEncoder
 from runtime.text.special_text import Shield, ShieldedText
 from runtime.text.spelling import ByteLevelSpelling, spelling_of
@@ -27,11 +28,14 @@ from runtime.text.word_cache import filling_texts
 from runtime.wire.format import IntArray
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
     from runtime.text.chat_template import ChatTemplate
 
 PIECE_IDS = 1 << 16
+MAX_WHOLE_CHARS = 1 << 16
+"""Maximum number of characters of a text that is encoded in one piece."""
 
 # Imported when it is needed: transformers and its imports take half a second.
 
@@ -122,6 +126,35 @@ class Tokenizer:
         """Return the ids of each text, int32, in order. Raises InvalidRequest for the prompt of a
         conversation with a special token that cannot be encoded as characters.
         """
+        if max(map(len, texts), default=0) <= MAX_WHOLE_CHARS:
+            return self._encode_whole(texts, add_special_tokens)
+        return [
+            self._encode_in_parts(text, add_special_tokens)
+            if len(text) > MAX_WHOLE_CHARS
+            else self._encode_whole([text], add_special_tokens)[0]
+            for text in texts
+        ]
+
+    def _encode_in_parts(self, text: str, add_special_tokens: bool) -> IntArray:
+        whole, places = self._ids_of, self._places_of
+        if isinstance(text, ShieldedText):
+            whole, places = self._plain_encoder.ids_of, self._plain_encoder.places_of
+        with _panics_as_errors():
+            ids = TextInParts(text, whole, places, may_cut_words=self._may_cut_words).ids()
+        return self._with_added_ids(ids) if add_special_tokens else ids
+
+    def _ids_of(self, text: str) -> IntArray:
+        return _array_of(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def _places_of(self, text: str) -> tuple[Encoding, IntArray]:
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
+        return encoding, _array_of(encoding.ids)
+
+    @cached_property
+    def _may_cut_words(self) -> bool:
+        return may_cut_words(self._backend)
+
+    def _encode_whole(self, texts: Sequence[str], add_special_tokens: bool) -> list[IntArray]:
         shielded = [text for text in texts if isinstance(text, ShieldedText)]
         ordinary = [text for text in texts if not isinstance(text, ShieldedText)]
         with _panics_as_errors():

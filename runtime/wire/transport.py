@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SCHEMA = schema_hash(UNIONS.values())
 HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 << 20
-MAX_TCP_FRAME_BYTES = 16 << 20
+MAX_TCP_FRAME_BYTES = 8 << 20
 MAX_DRAIN_BYTES = 16 << 20
 """Maximum number of bytes received before the messages so far are handled. A decoded frame may take several
 times its bytes.

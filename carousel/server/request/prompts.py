@@ -123,20 +123,23 @@ async def encode_prompts(
     Raises: RequestError by the body's names, also for a prompt without tokens; Overloaded.
     """
     sampling = submissions[0].sampling
-    is_cut = sampling.truncate_prompt_tokens is not None
     field = param_names.get("prompt", "prompt")
     sampling.check_truncation(server.config.context_length)
+
+    def num_kept(num_tokens: int) -> int:
+        return sampling.num_kept(num_tokens, server.longest_sequence, server.config.max_prompt_len)
+
+    cut = None if sampling.truncate_prompt_tokens is None else num_kept
     encoded = EncodedPrompts([], [])
     for each in submissions:
         try:
-            ids = await server.tokenizer.encode(each.prompt, each.options, tenant, is_cut=is_cut)
+            ids, is_cut = await server.tokenizer.encode(each.prompt, each.options, tenant, num_kept=cut)
         except InvalidRequest as error:
             raise respelled(error, param_names) from None
         if not ids:
             raise InvalidRequest(f"{field} is empty", param=field)
-        num_kept = sampling.num_kept(len(ids), server.longest_sequence, server.config.max_prompt_len)
-        encoded.ids.append(ids[len(ids) - num_kept :])
-        encoded.are_cut.append(num_kept < len(ids))
+        encoded.ids.append(ids)
+        encoded.are_cut.append(is_cut)
     return encoded
 
 

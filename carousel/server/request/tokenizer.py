@@ -24,6 +24,7 @@ from runtime.ring.tenants import OWNER
 from runtime.text.codec import decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
+from runtime.wire.format import IntArray
 
 if TYPE_CHECKING:
     from runtime.text.codec import Codec
@@ -118,6 +119,26 @@ class Vocabulary:
 
         Raises: InvalidRequest.
         """
+        return self.encode_end(prompt, options, max_chars=max_chars)[0]
+
+    def encode_end(
+        self,
+        prompt: Any,
+        options: RequestOptions,
+        num_kept: Callable[[int], int] | None = None,
+        max_chars: int | None = None,
+    ) -> tuple[list[int], bool]:
+        """Return the last ids of a prompt in any of its forms, and True if there are more. num_kept: called
+        with the number of all, returns how many are kept; None: all. max_chars: as for `encode`.
+
+        Raises: InvalidRequest.
+        """
+        ids = self._ids(prompt, options, max_chars)
+        num_cut = 0 if num_kept is None else len(ids) - num_kept(len(ids))
+        kept = ids[num_cut:]
+        return kept if isinstance(kept, list) else kept.tolist(), num_cut > 0
+
+    def _ids(self, prompt: Any, options: RequestOptions, max_chars: int | None) -> list[int] | IntArray:
         if isinstance(prompt, str):
             text, add_special_tokens = prompt, options.get("add_special_tokens", True)
         elif prompt and not isinstance(prompt[0], int):
@@ -130,9 +151,7 @@ class Vocabulary:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        (ids,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        encoded: list[int] = ids.tolist()
-        return encoded
+        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def max_chars_of(self, num_tokens: int) -> int | None:
         """Return the largest number of characters of a text with so many tokens; None for no limit."""
@@ -207,18 +226,23 @@ class ServerTokenizer:
         return self._vocabulary
 
     async def encode(
-        self, prompt: Prompt, options: RequestOptions, tenant: str = OWNER, *, is_cut: bool = False
-    ) -> list[int]:
-        """Return the ids of a tenant's prompt. A text that cannot fit is refused before it is encoded, unless
-        it is to be cut.
+        self,
+        prompt: Prompt,
+        options: RequestOptions,
+        tenant: str = OWNER,
+        *,
+        num_kept: Callable[[int], int] | None = None,
+    ) -> tuple[list[int], bool]:
+        """Return the last ids of a tenant's prompt, and True if there are more, as `Vocabulary.encode_end`
+        does. If all are to be kept, a text that cannot fit is refused before it is encoded.
 
         Raises: InvalidRequest by the names of the client library, Overloaded.
         """
         vocabulary = await self.vocabulary()
 
-        def encode() -> list[int]:
-            max_chars = None if is_cut else vocabulary.max_chars_of(self._context_length)
-            return vocabulary.encode(prompt, options, max_chars)
+        def encode() -> tuple[list[int], bool]:
+            max_chars = vocabulary.max_chars_of(self._context_length) if num_kept is None else None
+            return vocabulary.encode_end(prompt, options, num_kept, max_chars)
 
         return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
 

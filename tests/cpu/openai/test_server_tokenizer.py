@@ -17,12 +17,15 @@ from runtime.text.tokenizer import load
 
 
 def encode_at_once(prompts: Sequence[Any]) -> list[Any]:
-    """The ids of each, or what was raised."""
+    """Return the ids of each, or what was raised."""
 
     async def encode_all() -> list[Any]:
         tokenizer = ServerTokenizer(str(DEMO_MODEL), "", 1 << 16)
         await tokenizer.vocabulary()
-        return await asyncio.gather(*(tokenizer.encode(each, {}) for each in prompts), return_exceptions=True)
+        found = await asyncio.gather(
+            *(tokenizer.encode(each, {}) for each in prompts), return_exceptions=True
+        )
+        return [each[0] if isinstance(each, tuple) else each for each in found]
 
     return asyncio.run(encode_all())
 

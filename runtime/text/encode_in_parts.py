@@ -1,0 +1,196 @@
+"""TextInParts: encodes a long text in parts. The library holds the interpreter while it lists the ids of a
+text, 50 ms for a million, and needs 150 bytes for each.
+
+Where a part is cut, its last tokens may be other ones than those of the whole text. So the next part begins
+some hundred tokens before that, at the beginning of a word, and takes over where both agree. Its first tokens
+may be other ones, too, if the tokenizer writes a space before a text. Then it takes over some tokens later.
+
+This gives the ids of the whole text. Words are encoded each by itself. Within a word, which some tokenizers
+let be as long as the text, byte pair encoding is such that tokens belong to the whole if each two neighbours
+belong together (shown for the crate `bpe` of GitHub's rust-gems), and neighbours on both sides of a join are
+neighbours in a part. A part that does not agree with the next one is made longer. That is so for parts of few
+tokens and, with some tokenizers, for long runs of characters that are not in the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from runtime.wire.format import IntArray
+
+Encode: TypeAlias = Callable[[str], IntArray]
+"""Function of a text that returns its ids, int32, without those that the tokenizer adds around a text."""
+EncodePlaces: TypeAlias = Callable[[str], tuple[Encoding, IntArray]]
+"""Function of a text that returns the library's encoding, with the places of tokens, and the same ids. It
+takes twice as long.
+"""
+PART_CHARS = 1 << 16
+"""Number of characters of a part: at most 262,144 tokens, if each is an emoji of four bytes."""
+OVERLAP_CHARS = 1 << 10, 1 << 13, 1 << 15
+"""Number of a part's last characters in which the next one begins; more if parts do not agree there."""
+GROWTH = 4
+"""Number of times by which a part becomes longer if it does not agree with the next one."""
+CUT_TOKENS = 64
+"""Number of a part's last tokens that may differ because it ends there."""
+NUM_AGREEING = 16
+"""Number of tokens before a join, and behind it, that must be the same in both parts."""
+
+
+class _Part(NamedTuple):
+    """Encoded part of a text."""
+
+    start: int
+    """Place of its first character in the text."""
+    stop: int
+    ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Overlap:
+    """Encoded part of a text, with the places of its tokens."""
+
+    start: int
+    encoding: Encoding
+    ids: IntArray
+
+    def begins_word(self, token: int) -> bool:
+        word_of = self.encoding.token_to_word
+        return self.begins_character(token) and word_of(token) != word_of(token - 1)
+
+    def begins_character(self, token: int) -> bool:
+        """Return True if no earlier token has part of this token's first character."""
+        return token > 0 and self._span(token - 1)[1] <= self._span(token)[0]
+
+    def place_of(self, token: int) -> int:
+        """Return the place in the text of a token's first character."""
+        return self.start + self._span(token)[0]
+
+    def token_at(self, place: int) -> int | None:
+        """Return the token that begins with the character at this place of the text, of which no earlier one
+        has part; None if there is none.
+        """
+        token: int | None = self.encoding.char_to_token(place - self.start)
+        if token is None or self.place_of(token) != place or not self.begins_character(token):
+            return None
+        return token
+
+    def _span(self, token: int) -> tuple[int, int]:
+        span: tuple[int, int] | None = self.encoding.token_to_chars(token)
+        return span or (0, 0)
+
+
+class _Join(NamedTuple):
+    """Place where two parts meet."""
+
+    end: int
+    """Number of tokens of the first part up to there."""
+    following: _Part
+    begin: int
+    """First token of the following part that is used."""
+
+
+class TextInParts:
+    """Text that is encoded in parts, with one tokenizer."""
+
+    def __init__(
+        self,
+        text: str,
+        encode: Encode,
+        encode_places: EncodePlaces,
+        *,
+        may_cut_words: bool,
+        part_chars: int = PART_CHARS,
+    ) -> None:
+        """may_cut_words: False if parts are to meet between words only; see the function of that name."""
+        self._text = text
+        self._encode = encode
+        self._encode_places = encode_places
+        self._may_cut_words = may_cut_words
+        self._part_chars = part_chars
+
+    def ids(self) -> IntArray:
+        """Return the ids of the text, int32."""
+        pieces: list[IntArray] = []
+        part, first = self._part(0, self._part_chars), 0
+        while part.stop < len(self._text):
+            join = self._join(part, first)
+            if join is not None:
+                pieces.append(part.ids[first : join.end])
+                part, first = join.following, join.begin
+                continue
+            longer = self._part(part.start, GROWTH * (part.stop - part.start))
+            if _num_equal(part.ids, longer.ids) < min(first + NUM_AGREEING, len(part.ids)):
+                return self._encode(self._text)
+            part = longer
+        return np.concatenate([*pieces, part.ids[first:]])
+
+    def _part(self, start: int, num_chars: int) -> _Part:
+        stop = min(start + num_chars, len(self._text))
+        return _Part(start, stop, self._encode(self._text[start:stop]))
+
+    def _join(self, part: _Part, first: int) -> _Join | None:
+        """Return the join with the part that follows; None if those do not agree, as when they have few
+        tokens. first: the part's first token that is used.
+        """
+        for num_chars in OVERLAP_CHARS:
+            overlap = self._overlap(max(part.stop - num_chars, (part.start + part.stop) // 2), part.stop)
+            num_before = len(part.ids) - len(overlap.ids)
+            fewest = max(len(overlap.ids) - _num_equal(part.ids[::-1], overlap.ids[::-1]), first - num_before)
+            tokens = range(fewest + NUM_AGREEING, len(overlap.ids) - CUT_TOKENS - NUM_AGREEING)
+            begin = next(filter(overlap.begins_word, tokens), None) or next(self._cuts(overlap, tokens), None)
+            if begin is None:
+                continue
+            following = self._part(overlap.place_of(begin), self._part_chars)
+            head = self._overlap(following.start, part.stop)
+            num_equal = _num_equal(head.ids, following.ids)
+            for end in self._cuts(overlap, range(begin + NUM_AGREEING, tokens.stop)):
+                place = head.token_at(overlap.place_of(end))
+                if place is not None and _agree(overlap.ids, end, head.ids[:num_equal], place):
+                    return _Join(num_before + end, following, place)
+        return None
+
+    def _overlap(self, start: int, stop: int) -> _Overlap:
+        return _Overlap(start, *self._encode_places(self._text[start:stop]))
+
+    def _cuts(self, overlap: _Overlap, tokens: range) -> Iterator[int]:
+        """Yield the tokens before which parts may meet."""
+        may_cut = overlap.begins_character if self._may_cut_words else overlap.begins_word
+        return filter(may_cut, tokens)
+
+
+def _agree(left: IntArray, left_token: int, right: IntArray, right_token: int) -> bool:
+    """Return True if the same ids are around two tokens."""
+    if not NUM_AGREEING <= right_token <= len(right) - NUM_AGREEING:
+        return False
+    here = left[left_token - NUM_AGREEING : left_token + NUM_AGREEING]
+    return np.array_equal(here, right[right_token - NUM_AGREEING : right_token + NUM_AGREEING])
+
+
+def _num_equal(left: IntArray, right: IntArray) -> int:
+    """Return how many ids are the same at the beginning of both."""
+    size = min(len(left), len(right))
+    differ = np.flatnonzero(left[:size] != right[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+def may_cut_words(backend: Backend) -> bool:
+    """Return True if parts may meet within a word.
+
+    Only with byte pair encoding do equal neighbours tell that tokens belong to the whole word; elsewhere
+    (Unigram) rounded sums decide between equally likely tokens. A model that leaves out characters which are
+    not in its vocabulary is no good either: the places of tokens behind them in the same word are wrong.
+    """
+    model = backend.model
+    if not isinstance(model, BPE):
+        return False
+    if model.byte_fallback or model.unk_token is not None:
+        return True
+    return all(backend.token_to_id(char) is not None for char in ByteLevel.alphabet())
