@@ -21,9 +21,9 @@ from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
 from grammar_proc.vocabulary import WORD_BITS, is_used_up, reason_of
 from runtime.base.errors import InvalidRequest
 from runtime.base.mask_memory import MaskMemory
-from runtime.ring.suspects.in_hand import SequencesInHand, at_work, place_of
+from runtime.ring.suspects.in_hand import SequencesInHand, at_work, place_of, request_of
 from runtime.ring.suspects.roster import GUESSES, HYPOTHESES
-from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.wire.format import NO_CONTENT, TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import MatcherNews, MatcherState
 
 FAIR_STEP_S = 0.025
@@ -176,15 +176,16 @@ class Matchers:
         output_ids: bytes,
         place: MaskPlace | None = None,
         tenant: str = "",
+        content: bytes = NO_CONTENT,
     ) -> None:
         """Open a matcher of a tenant, which will follow the output so far. `place` is where masks are
-        written; None: they are sent. Raises InvalidRequest.
+        written; None: they are sent. `content`: digest of the request. Raises InvalidRequest.
         """
         self.close(handle)
         if _ids(output_ids) is None:
             raise _not_resumable()
         self._entries[handle] = _Entry(
-            None, bytearray(output_ids), place, place_of(handle, tenant), tenant, is_due=True
+            None, bytearray(output_ids), place, place_of(handle, content, tenant), tenant, is_due=True
         )
         self._num_of[tenant] += 1
         self.resume(handle, copy)
@@ -268,7 +269,7 @@ class Matchers:
         first and alone. If there are several tenants, those of one come,
         and no more than probably take FAIR_STEP_S.
         """
-        alone = next((handle for handle in self._changed if self.in_hand.must_be_alone(handle)), None)
+        alone = next(filter(self._must_be_alone, self._changed), None) if self.in_hand.has_alone else None
         if alone is not None:
             yield from self._states((alone,))
             return
@@ -287,6 +288,9 @@ class Matchers:
         began = time.monotonic()
         yield from self._states(handles)
         self._shares.spend(tenant, time.monotonic() - began, len(handles))
+
+    def _must_be_alone(self, handle: bytes) -> bool:
+        return self.in_hand.must_be_alone(request_of(self._entries[handle].shown))
 
     def take_in_hand(self, handle: bytes) -> None:
         """Show that the hypotheses of a sequence are worked on, until `put_down`. An error that ends the

@@ -161,10 +161,10 @@ class TokenizerLoop:
                 self._forward(message)
         elif arrived.refusal is not None:
             self._routes.refuse(message, arrived.refusal)
-        elif self._in_hand.must_be_alone(message.handle):
+        elif self._in_hand.is_for_alone(message):
             self._solitary = arrived
         else:
-            self._take_in_hand(message)
+            self._guard(message, partial(self._take, message))
 
     def _turn_alone(self) -> bool:
         """Take the message that is to be alone once no thread has another. Returns True if others may be
@@ -177,7 +177,7 @@ class TokenizerLoop:
         if arrived is not None and isinstance(arrived.message, GenerateRequest):
             self._receipt = arrived.receipt
             self._turn_cost += arrived.cost
-            self._take_in_hand(arrived.message)
+            self._guard(arrived.message, partial(self._take, arrived.message))
             self._encode_batch()
             self._is_alone = bool(self._long)
         return not self._is_alone
@@ -226,28 +226,29 @@ class TokenizerLoop:
     def close(self) -> None:
         self._long.close()
 
-    def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> bool:
-        """Call `work`. An exception in it fails this request only. Returns True if there was none."""
+    def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> None:
+        """Call `work`. An exception in it fails this request only."""
         try:
             work()
-            return True
         except RequestError as error:
             self._routes.refuse(request, error)
         except Exception as error:
             self._routes.fail(request, error)
-        return False
-
-    def _take_in_hand(self, request: GenerateRequest) -> None:
-        if not self._guard(request, partial(self._take, request)):
-            self._in_hand.drop(request)
 
     def _take(self, request: GenerateRequest) -> None:
-        self._in_hand.take(request)
+        suspect = self._in_hand.take(request)
+        try:
+            self._begin(request, suspect)
+        except Exception:
+            self._in_hand.drop(suspect)
+            raise
+
+    def _begin(self, request: GenerateRequest, suspect: bytes) -> None:
         field = self._validator.check_request(request)
         is_new = self._admission.is_new(request)
         if is_new:
             self._admission.check(request)
-        job = self._jobs.make(request, self._receipt, is_again=not is_new)
+        job = self._jobs.make(request, self._receipt, is_again=not is_new, suspect=suspect)
         if field == "input_ids":
             self._validator.input_ids(request, job.num_addressed)
         elif field == "messages":
@@ -258,7 +259,7 @@ class TokenizerLoop:
             self._jobs.complete(job)
             if field == "input_ids":
                 self._pass_on(job, field, self._ids_of(job))
-                self._in_hand.finish(request)
+                self._in_hand.finish(suspect)
             else:
                 self._add_text(self._text_prompt(job, field))
 
@@ -291,7 +292,7 @@ class TokenizerLoop:
         if num_chars > MAX_MEDIUM_CHARS:
             self._long.check_room(job, num_chars)
         self._admission.on_way.begin(job.request.tenant, len(job.handles))
-        encode = self._in_hand.later(job.request, encode)
+        encode = self._in_hand.later(job.suspect, job.request.tenant, encode)
         self._long.add(job, field, num_chars, encode, opens_template=opens_template)
 
     def _encode_medium(
@@ -301,7 +302,7 @@ class TokenizerLoop:
         tenant = job.request.tenant
         self._admission.on_way.begin(tenant, len(job.handles))
         self._arrivals.begin_encoding(tenant, num_chars)
-        encode = self._in_hand.later(job.request, encode)
+        encode = self._in_hand.later(job.suspect, job.request.tenant, encode)
         self._long.add(job, field, num_chars, encode, is_medium=True)
 
     def _encode_all(self, job: Job, field: PromptField) -> IntArray:

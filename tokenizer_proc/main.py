@@ -121,7 +121,7 @@ def _make_loop(
             is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
             has_tenants=has_tenants,
         ),
-        in_hand=TextsInHand.open(context.endpoints, context.index, has_tenants),
+        in_hand=TextsInHand.open(context.endpoints, context.index, has_tenants, context.secret),
         secret=context.secret,
         shares_prefixes=context.config.share_prefixes_across_keys,
         tenant_named=tenants.named,

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from runtime.ring.suspects.content import content_of_sequence
+from runtime.ring.suspects.roster import content_in, suspect_of
 from runtime.text.codec import PROMPT_TAIL_TOKENS, PromptEncoder
 from runtime.wire.format import TENANT_BYTES, IntArray, pack_ids
-from runtime.wire.handle import MAX_INDEX, sibling, split_handle
+from runtime.wire.handle import MAX_INDEX, NO_HANDLE, sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
 from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.plan import AdapterRef
@@ -38,6 +40,8 @@ class Job:
     """Time at which the tokenizer read the request."""
     is_again: bool
     """True if the request is submitted again after a restart."""
+    suspect: bytes = suspect_of(NO_HANDLE)
+    """Its name in hand, with the digest of what it asks for."""
     prediction_ids: bytes = b""
     """Token ids of the request's prediction, packed."""
     adapter: AdapterRef | None = None
@@ -74,8 +78,17 @@ class JobMaker:
         self._vocab_size = vocab_size
         self._adapters = adapters
 
-    def make(self, request: GenerateRequest, receipt: Receipt, *, is_again: bool) -> Job:
-        """Return the job of a request that arrived at `receipt`, to be completed. Raises InvalidRequest."""
+    def make(
+        self,
+        request: GenerateRequest,
+        receipt: Receipt,
+        *,
+        is_again: bool,
+        suspect: bytes = suspect_of(NO_HANDLE),
+    ) -> Job:
+        """Return the job of a request that arrived at `receipt`, to be completed. suspect: as in Job. Raises
+        InvalidRequest.
+        """
         return Job(
             request,
             sequence_handles(request),
@@ -84,6 +97,7 @@ class JobMaker:
             receipt.deadline_s(request.time_limit_ms),
             received_s=receipt.monotonic_s,
             is_again=is_again,
+            suspect=suspect,
             adapter=self._adapters.resolved(request.adapter, request.tenant),
             prompt_table=self._adapters.resolved_table(request.prompt_table, request.tenant),
         )
@@ -129,10 +143,11 @@ class SequenceMaker:
         opens = [msgspec.Raw(self._encode_open(_stream_open(job, handle, words))) for handle in job.handles]
         is_search = job.sampling.num_beams > 1
         for number, handle in enumerate(job.handles[:1] if is_search else job.handles):
+            own = job.sampling.of_sequence(number)
             yield TokenizedRequest(
                 handle=handle,
                 input_ids=input_ids,
-                sampling=job.sampling if is_search else job.sampling.of_sequence(number),
+                sampling=job.sampling if is_search else own,
                 stream_open=opens[number],
                 priority=request.priority,
                 namespace=space,
@@ -153,6 +168,7 @@ class SequenceMaker:
                 more_opens=tuple(opens[1:]) if is_search else (),
                 prompt_table=job.prompt_table,
                 shows_hypotheses=is_search and request.stream,
+                content=content_of_sequence(content_in(job.suspect), own),
             )
 
 

@@ -31,6 +31,7 @@ from grammar_proc.guides.ready_guides import GuideMaker, ReadyGuides, ToMake
 from grammar_proc.matchers import MaskPlace, Matchers, too_complex
 from grammar_proc.vocabulary import reason_of
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError
+from runtime.ring.suspects.in_hand import suspect_in_hand
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import ErrorInfo, OpenMatcher
 
@@ -124,7 +125,7 @@ class FollowedGuides:
     def open(self, message: OpenMatcher) -> None:
         self.close(message.handle)
         try:
-            self._matchers.in_hand.check(message.handle)
+            self._matchers.in_hand.check(suspect_in_hand(message.handle, message.content))
         except RequestError as error:
             self._refuse(message.handle, error_info(error))
             return
@@ -200,7 +201,12 @@ class FollowedGuides:
     def _begin(self, message: OpenMatcher, copy: GuideCopy) -> None:
         try:
             self._matchers.open(
-                message.handle, copy, message.output_ids, self._place_of(message), message.tenant
+                message.handle,
+                copy,
+                message.output_ids,
+                self._place_of(message),
+                message.tenant,
+                message.content,
             )
         except RequestError as error:
             self.give_up(message.handle, error)

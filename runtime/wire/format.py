@@ -32,6 +32,8 @@ TENANT_BYTES = 8
 """First bytes of a namespace, which identify the tenant; zeros for the owner."""
 MAX_PROMPT_TOKENS = 1 << 22
 MAX_TEXT_CHARS = 1 << 24
+CONTENT_BYTES = 8
+NO_CONTENT = bytes(CONTENT_BYTES)
 MAX_LABEL_CHARS = 256
 MAX_TURNS = 4096
 MAX_TEMPLATE_VALUES = 4096
@@ -51,6 +53,8 @@ Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HA
 TURNS = Meta(max_length=MAX_TURNS)
 """Maximum number of messages of one conversation."""
 Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+Content: TypeAlias = Annotated[bytes, Meta(min_length=CONTENT_BYTES, max_length=CONTENT_BYTES)]
+"""Digest of what a request asks for (runtime/ring/suspects/content.py)."""
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
 PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKEN_BYTES)]

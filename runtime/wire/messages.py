@@ -16,8 +16,10 @@ from msgspec.structs import astuple
 
 from runtime.wire.format import (
     MAX_PROMPT_TOKENS,
+    NO_CONTENT,
     TURNS,
     ClientId,
+    Content,
     Count,
     Handle,
     Label,
@@ -123,13 +125,9 @@ class GenerateRequest(Message, frozen=True):
     resume: Resume | None = None
     """Output delivered by an earlier attempt, only for a request of one sequence; None: a new request."""
     task: Task = "generate"
-    """`generate`, or `embed`: return the vector of the prompt instead of output. A server does one or the
-    other.
-    """
+    """`generate`, or `embed`: return the prompt's vector instead of output. A server does one of them."""
     retention: Retention | None = None
-    """Wish for how firmly and how long the prompt's KV is kept; None: no wish, and earlier wishes for the
-    same pages stay.
-    """
+    """Wish how firmly and how long the prompt's KV is kept; None: earlier ones for the same pages stay."""
     guide: Guide | None = None
     """Form that the output must have; None: any."""
     tenant: Label = ""
@@ -274,6 +272,7 @@ class TokenizedRequest(Message, frozen=True):
     prompt_table: AdapterRef | None = None
     shows_hypotheses: bool = False
     """True for a beam search whose client wants to see hypotheses while it runs."""
+    content: Content = NO_CONTENT
 
 
 class StopMatched(Message, frozen=True):
@@ -372,9 +371,7 @@ class TokenBatch(Message, frozen=True):
     """Next logprobs of prompts. The first one of a prompt belongs to its second token."""
     shown: tuple[HypothesisSoFar, ...] = ()
     epoch: Count = 0
-    """Epoch of the sending engine. Messages of an earlier engine that arrive after those of a later one are
-    dropped.
-    """
+    """Epoch of the sending engine. What arrives of an earlier engine after a later one's is dropped."""
 
 
 class RequestFailed(Message, frozen=True):
@@ -413,12 +410,11 @@ class OpenMatcher(Message, frozen=True):
     num_slots: Count = 1
     tenant: Label = ""
     """Tenant of the sequence. Tenants take turns, and what one has compiled is compiled again for another."""
+    content: Content = NO_CONTENT
 
 
 class AdvanceMatchers(Message, frozen=True):
-    """New tokens and guesses of some sequences. Only the last entry of each sequence is answered, by a
-    MatcherState.
-    """
+    """New tokens and guesses. Only the last entry of each sequence is answered, by a MatcherState."""
 
     entries: tuple[MatcherNews, ...]
 

@@ -367,6 +367,20 @@ class SamplingParams(
             wanted = room if max_prompt_len is None else min(room, max_prompt_len)
         return min(num_tokens, wanted, room)
 
+    def of_all_sequences(self, number: int) -> SamplingParams:
+        """Return what `of_sequence` gives for all sequences alike. number: of the one that this is of, or 0
+        for a request's own parameters.
+        """
+        return msgspec.structs.replace(
+            self,
+            n=1,
+            seed=None if self.seed is None else (self.seed - number) % SEEDS,
+            prompt_logprobs=None,
+            prompt_logprobs_start=0,
+            return_context_logits=False,
+            gather_context=False,
+        )
+
     def of_sequence(self, number: int) -> SamplingParams:
         """Return the parameters of the request's sequence `number`, from 0, when it is submitted alone."""
         if self.n == 1:

@@ -89,7 +89,7 @@ class Lifecycle:
         for each in more:
             self.output.open(req.handle, each)
         self.requests[req.key] = req
-        self.roster.add(req.key, req.tenant)
+        self.roster.add(req.suspect, req.tenant)
         self.accounts.add(req)
         if self.accounts.has_several():
             self.room.weigh_prompt(req, self.kv.match_len)
@@ -131,7 +131,7 @@ class Lifecycle:
         if self.on_finish is not None:
             self.on_finish(req)
         if self.suspicions and reason in CAME_TO_AN_END and self.suspicions.discard(req):
-            self.roster.note_past(req.key)
+            self.roster.note_past(req.suspect)
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
         if cached_tokens and req.prompt_table is not None:
             cached_tokens -= req.num_virtual_of(cached_tokens)
@@ -168,7 +168,7 @@ class Lifecycle:
     def _clear_suspects(self) -> None:
         for req in self.suspicions.past():
             self.suspicions.discard(req)
-            self.roster.note_past(req.key)
+            self.roster.note_past(req.suspect)
         cleared = self.solitary.cleared()
         if cleared is not None:
             self.solitary.discard(cleared)
@@ -218,9 +218,9 @@ class Lifecycle:
                 self.room.note_row_free(account)
         del self.requests[req.key]
         if is_early and row >= 0:
-            self.roster.leave(req.key)
+            self.roster.leave(req.suspect)
         else:
-            self.roster.discard(req.key)
+            self.roster.discard(req.suspect)
         if self.solitary.requests:
             self.solitary.discard(req)
         if self.suspicions:

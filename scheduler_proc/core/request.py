@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import msgspec
 import numpy as np
 
-from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.ring.suspects.roster import suspect_of
+from runtime.wire.format import NO_CONTENT, TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.perf_metrics import TraceStamps
 from runtime.wire.plan import NO_ADAPTER, AdapterRef, RowProcessing, RowSetup
@@ -187,6 +188,8 @@ class Request:
     """Structured-output guide, or None."""
     trace: TraceStamps | None = None
     """Trace timestamps from the processes before; None: not sampled."""
+    content: bytes = NO_CONTENT
+    """Digest of what it asks for."""
     wanted_from: int = NOTHING_WANTED
     """First position of its prompt whose logits are still wanted, so the prompt must be computed from there.
     """
@@ -262,6 +265,11 @@ class Request:
     def forget_output(self) -> None:
         """Drop the output of a waiting request, so that only its prompt is left."""
         self.parked = self.parked[: self.num_prompt * TOKEN_BYTES]
+
+    @property
+    def suspect(self) -> bytes:
+        """Return the name that it has if the engine dies of it."""
+        return suspect_of(self.key, self.content)
 
     @property
     def finished(self) -> bool:

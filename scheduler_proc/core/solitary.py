@@ -35,25 +35,25 @@ class Suspicions:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._reached: dict[bytes, tuple[Request, int]] = {}
-        """Each of them, and its number of tokens at the death, by sequence key."""
+        """Each of them, and its number of tokens at the death, by its name as a suspect."""
         self._missing: set[bytes] = set()
         self._began_s = math.inf
 
     def __bool__(self) -> bool:
         return bool(self._reached)
 
-    def expect(self, keys: Iterable[bytes]) -> None:
+    def expect(self, suspects: Iterable[bytes]) -> None:
         """Wait for these sequences, which the engine before had."""
-        self._missing.update(keys)
+        self._missing.update(suspects)
 
     def add(self, req: Request, reached: int) -> None:
         """Suspect a sequence until it has more than `reached` tokens."""
-        self._reached[req.key] = (req, reached)
-        self._missing.discard(req.key)
+        self._reached[req.suspect] = (req, reached)
+        self._missing.discard(req.suspect)
 
     def discard(self, req: Request) -> bool:
         """Stop suspecting a sequence. Returns True if it was suspected."""
-        return self._reached.pop(req.key, None) is not None
+        return self._reached.pop(req.suspect, None) is not None
 
     def past(self) -> list[Request]:
         """Return those that run and have come past the point."""

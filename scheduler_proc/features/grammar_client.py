@@ -34,6 +34,8 @@ class GuidedSequence(Protocol):
 
     handle: bytes
     tenant: str
+    content: bytes
+    """Digest of what the request asks for."""
     guide: Guide
     state: MatcherState | None
     """Latest answer about the sequence; None before the first one."""
@@ -96,14 +98,16 @@ class GrammarClient:
         self._outbox.send(message)
 
     def _open(self, sequence: GuidedSequence) -> None:
-        handle, tenant = sequence.handle, sequence.tenant
+        handle, tenant, content = sequence.handle, sequence.tenant, sequence.content
         slot = NO_SLOT if self.slots is None else self.slots.take()
         if self.slots is None or slot == NO_SLOT:
-            self._outbox.send(OpenMatcher(handle, sequence.guide, sequence.output_ids, tenant=tenant))
+            opened = OpenMatcher(handle, sequence.guide, sequence.output_ids, tenant=tenant, content=content)
+            self._outbox.send(opened)
             return
         self._slot_of[handle] = slot
         memory, width = self.slots.memory.name, self.slots.width
-        opened = OpenMatcher(handle, sequence.guide, sequence.output_ids, memory, slot, width, tenant)
+        ids = sequence.output_ids
+        opened = OpenMatcher(handle, sequence.guide, ids, memory, slot, width, tenant, content)
         self._outbox.send(opened)
 
     def bits_of(self, mask: bytes | int) -> bytes | memoryview:

@@ -40,6 +40,7 @@ class Guided(RequestFeature):
     def __init__(self, req: Request, guide: Guide, client: GrammarClient) -> None:
         self.handle = req.handle
         self.tenant = req.tenant
+        self.content = req.content
         self.guide = guide
         self.state: MatcherState | None = None
         self._req = req

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from runtime.base.errors import RequestError
 from runtime.ring.suspects.errors import quarantined, suspended
-from runtime.ring.suspects.roster import NO_SUSPECTS, Suspects, tenant_mark
+from runtime.ring.suspects.roster import NO_SUSPECTS, Suspects, suspect_of, tenant_mark
 from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
@@ -54,14 +54,15 @@ class Intake:
         may_ask: Callable[[Request], bool] | None = None,
     ) -> None:
         """Start without sequences. suspects: sequences under which earlier engines have died. interrupted:
-        keys of those that the engine before had accepted. inline, may_ask: as in RequestMaker.
+        those that the engine before had accepted. inline, may_ask: as in RequestMaker.
         """
         self.maker = RequestMaker(lifecycle, limits, factories, clock=clock, inline=inline, may_ask=may_ask)
         self.suspects = suspects
-        self.interrupted = set(interrupted)
+        there_before = set(interrupted)
+        self.interrupted = set(map(sequence_key, there_before))
         """Keys of sequences of the engine before that have not come again. Their tenants have paid for them.
         """
-        lifecycle.suspicions.expect(self.interrupted & suspects.watched.keys())
+        lifecycle.suspicions.expect(there_before & suspects.watched.keys())
         self._lifecycle = lifecycle
         self._controls = controls
         self._clock = clock
@@ -112,7 +113,7 @@ class Intake:
             lifecycle.refuse(handle, message.stream_open, "timeout", None, message.more_opens)
             return
         try:
-            if key in self.suspects.guilty:
+            if suspect_of(key, message.content) in self.suspects.guilty:
                 raise quarantined("the engine")
             self._check_suspension(message.tenant, now)
             req = self.maker.make(message, key, now, cached_tokens, is_paid=is_paid)
@@ -127,10 +128,10 @@ class Intake:
             lifecycle.kv.guard.shares.set(tenant_of(message.namespace), cache_share)
         lifecycle.add(req, message.stream_open, message.more_opens)
         self.interrupted.discard(key)
-        if key in self.suspects.watched:
-            lifecycle.suspicions.add(req, self.suspects.watched[key])
-        if key in self.suspects.alone:
-            lifecycle.solitary.add(req, self.suspects.alone[key])
+        if req.suspect in self.suspects.watched:
+            lifecycle.suspicions.add(req, self.suspects.watched[req.suspect])
+        if req.suspect in self.suspects.alone:
+            lifecycle.solitary.add(req, self.suspects.alone[req.suspect])
         if message.output_ids:
             self._finish_if_complete(req)
 

@@ -97,6 +97,7 @@ class RequestMaker:
             is_paid,
             message.guide,
             message.trace,
+            message.content,
         )
         req.retained = self._retained(message, num_prompt)
         if message.processors:

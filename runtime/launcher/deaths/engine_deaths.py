@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from runtime.launcher.deaths.restart_budget import Verdict
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.launch_state import write_atomically
-from runtime.ring.suspects.in_hand import request_key
+from runtime.ring.suspects.in_hand import request_of
 from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, OWNER_MARK, Seen, Suspects
 from runtime.wire.handle import NO_HANDLE, sequence_key
 
@@ -87,12 +87,13 @@ class DeathCounts:
                 del death.blamed[key]
 
     def count(self, seen: Seen, solitary: bytes, now_s: float) -> Suspects:
-        """Count a death. solitary: handle or key of the sequence that ran alone, or NO_HANDLE. now_s: time of
-        CLOCK_MONOTONIC. Returns the suspects.
+        """Count a death. solitary: handle, key or name of the sequence that ran alone, or NO_HANDLE. now_s:
+        time of CLOCK_MONOTONIC. Returns the suspects.
         """
         self._clear(seen.past)
         self._tenants |= dict.fromkeys([*seen.present.values(), *seen.left.values()])
-        key = sequence_key(solitary)
+        alone = sequence_key(solitary)
+        key = next((each for each in (*seen.present, *seen.left) if sequence_key(each) == alone), b"")
         tenant = seen.present.get(key, seen.left.get(key))
         remaining = [death for death in self._deaths if death.blamed and key not in death.blamed]
         explained = {
@@ -217,7 +218,7 @@ class InHandDeaths:
             key: set() if key in past else set(before.get(key, ())) for key in suspects.watched
         }
         for piece in new:
-            if (request := request_key(piece)) in pieces:
+            if (request := request_of(piece)) in pieces:
                 pieces[request].add(piece)
         kept = {key: tuple(sorted(each)) for key, each in pieces.items()}
         self._suspects = replace(suspects, pieces=kept)
@@ -230,7 +231,7 @@ def _by_request(seen: Seen) -> Seen:
     """Return what was in hand, with the sequences of a request as one: they have the same text and guide, and
     each may be submitted again by itself.
     """
-    return dataclasses.replace(seen, present={request_key(key): mark for key, mark in seen.present.items()})
+    return dataclasses.replace(seen, present={request_of(key): mark for key, mark in seen.present.items()})
 
 
 class EngineDeaths:

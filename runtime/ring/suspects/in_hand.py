@@ -14,18 +14,22 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from runtime.ring.endpoints import Endpoints
+from runtime.ring.suspects.content import content_of_request
 from runtime.ring.suspects.errors import quarantined, suspended
 from runtime.ring.suspects.roster import (
     NO_SUSPECTS,
     OUTPUT,
+    SUSPECT_BYTES,
     Roster,
     Suspects,
     piece_of,
     place_for,
+    suspect_of,
     tenant_mark,
 )
 from runtime.ring.tenants import OWNER
-from runtime.wire.handle import KEY_BYTES, REQUEST_BYTES, sequence_key
+from runtime.wire.format import NO_CONTENT
+from runtime.wire.handle import KEY_BYTES, REQUEST_BYTES
 from runtime.wire.messages import GenerateRequest
 
 T = TypeVar("T")
@@ -38,9 +42,7 @@ NAMES = {"tokenizer": "the tokenizer", "detokenizer": "the detokenizer", "gramma
 
 
 class InHand:
-    """Requests in hand, by the handles of their sequences: these count as one, because they have the same
-    text and guide, and each may be submitted again by itself. Threads may call all but `must_be_alone`.
-    """
+    """Requests in hand, as `suspect_in_hand` names them. Threads may call all but `must_be_alone`."""
 
     def __init__(
         self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS, *, role: str = "tokenizer"
@@ -53,43 +55,46 @@ class InHand:
         self._lock = threading.Lock()
         self._counts: dict[bytes, int] = {}
 
-    def must_be_alone(self, handle: bytes) -> bool:
-        """Return True if a request may be worked on only while nothing else is in hand."""
-        return bool(self._alone) and request_key(handle) in self._alone
+    @property
+    def has_alone(self) -> bool:
+        """True if there are requests that must be worked on alone."""
+        return bool(self._alone)
 
-    def check(self, handle: bytes) -> None:
+    def must_be_alone(self, suspect: bytes) -> bool:
+        """Return True if a request may be worked on only while nothing else is in hand."""
+        return suspect in self._alone
+
+    def check(self, suspect: bytes) -> None:
         """Raise InvalidRequest if processes have died of a request."""
-        if self._suspects.guilty and request_key(handle) in self._suspects.guilty:
+        if suspect in self._suspects.guilty:
             raise quarantined(self._name)
 
-    def show(self, handle: bytes, tenant: str) -> None:
-        key = request_key(handle)
+    def show(self, suspect: bytes, tenant: str) -> None:
         with self._lock:
-            count = self._counts[key] = self._counts.get(key, 0) + 1
+            count = self._counts[suspect] = self._counts.get(suspect, 0) + 1
             if count == 1:
-                self._roster.add(key, tenant)
+                self._roster.add(suspect, tenant)
 
-    def put_down(self, handle: bytes) -> None:
+    def put_down(self, suspect: bytes) -> None:
         """Show a request no more. No death before is laid to it any longer."""
-        key = request_key(handle)
         with self._lock:
-            if self._release(key):
-                self._note_past(key)
+            if self._release(suspect):
+                self._note_past(suspect)
                 self._roster.note_served()
 
-    def _release(self, key: bytes) -> bool:
+    def _release(self, suspect: bytes) -> bool:
         """Count a request once less. Returns True if it is shown no more."""
-        self._counts[key] -= 1
-        if self._counts[key]:
+        self._counts[suspect] -= 1
+        if self._counts[suspect]:
             return False
-        del self._counts[key]
-        self._roster.discard(key)
+        del self._counts[suspect]
+        self._roster.discard(suspect)
         return True
 
-    def _note_past(self, key: bytes) -> None:
-        if key in self._suspects.watched:
-            self._roster.note_past(key)
-            self._alone.discard(key)
+    def _note_past(self, suspect: bytes) -> None:
+        if suspect in self._suspects.watched:
+            self._roster.note_past(suspect)
+            self._alone.discard(suspect)
 
 
 class TextsInHand(InHand):
@@ -102,66 +107,78 @@ class TextsInHand(InHand):
         *,
         has_tenants: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        secret: bytes = b"",
     ) -> None:
-        """has_tenants: as in QueueAdmission. clock: CLOCK_MONOTONIC."""
+        """has_tenants: as in QueueAdmission. clock: CLOCK_MONOTONIC. secret: key of the launch."""
         super().__init__(roster, suspects)
+        self._secret = secret
         self._has_tenants = has_tenants
         self._clock = clock
         self._of_turn: Counter[bytes] = Counter()
-        """Handles of the requests of this turn, and how often each was taken."""
+        """The requests of this turn, and how often each was taken."""
 
     @staticmethod
-    def open(endpoints: Endpoints, index: int, has_tenants: Callable[[], bool]) -> TextsInHand:
+    def open(endpoints: Endpoints, index: int, has_tenants: Callable[[], bool], secret: bytes) -> TextsInHand:
         """Make the file of tokenizer number `index`, and read what is known of those before. Raises
         ConfigError if it cannot be made.
         """
-        return TextsInHand(*_opened(endpoints, "tokenizer", index), has_tenants=has_tenants)
+        return TextsInHand(*_opened(endpoints, "tokenizer", index), has_tenants=has_tenants, secret=secret)
 
-    def take(self, request: GenerateRequest) -> None:
-        """Show a request until the end of the turn, or until `finish` or `drop`. Raises InvalidRequest if
-        tokenizers have died of it, and RateLimited if they have of several of its tenant.
+    def is_for_alone(self, request: GenerateRequest) -> bool:
+        """Return True if a request may be taken only while nothing else is in hand."""
+        return self.has_alone and self.must_be_alone(self._suspect_of(request))
+
+    def _suspect_of(self, request: GenerateRequest) -> bytes:
+        return suspect_in_hand(request.handle, content_of_request(request, self._secret))
+
+    def take(self, request: GenerateRequest) -> bytes:
+        """Show a request until the end of the turn, or until `finish` or `drop`. Returns its name there.
+        Raises InvalidRequest if tokenizers have died of it, and RateLimited if they have of several of its
+        tenant.
         """
-        self.check(request.handle)
+        suspect = self._suspect_of(request)
+        self.check(suspect)
         if request.tenant != OWNER and self._suspects.suspended and self._has_tenants():
             left_s = self._suspects.suspended.get(tenant_mark(request.tenant), 0.0) - self._clock()
             if left_s > 0.0:
                 raise suspended(self._name, left_s)
-        self._of_turn[request.handle] += 1
-        self.show(request.handle, request.tenant)
+        self._of_turn[suspect] += 1
+        self.show(suspect, request.tenant)
+        return suspect
 
-    def finish(self, request: GenerateRequest) -> None:
+    def finish(self, suspect: bytes) -> None:
         """Put a request down of which everything is read."""
-        if self._is_of_turn(request):
-            self.put_down(request.handle)
+        if self._is_of_turn(suspect):
+            self.put_down(suspect)
 
-    def drop(self, request: GenerateRequest) -> None:
+    def drop(self, suspect: bytes) -> None:
         """Put a request down of which nothing was read, so that it is not past a death."""
-        if self._is_of_turn(request):
+        if self._is_of_turn(suspect):
             with self._lock:
-                self._release(request_key(request.handle))
+                self._release(suspect)
 
-    def _is_of_turn(self, request: GenerateRequest) -> bool:
+    def _is_of_turn(self, suspect: bytes) -> bool:
         """Return True for a request that was taken in this turn, and count it once less."""
-        if not self._of_turn[request.handle]:
+        if not self._of_turn[suspect]:
             return False
-        self._of_turn[request.handle] -= 1
+        self._of_turn[suspect] -= 1
         return True
 
     def end_turn(self) -> None:
-        for handle in self._of_turn.elements():
-            self.put_down(handle)
+        for suspect in self._of_turn.elements():
+            self.put_down(suspect)
         self._of_turn.clear()
 
-    def later(self, request: GenerateRequest, work: Callable[[], T]) -> Callable[[], T]:
+    def later(self, suspect: bytes, tenant: str, work: Callable[[], T]) -> Callable[[], T]:
         """Put a request down until a thread does `work`. Returns what the thread has to do."""
-        self.drop(request)
+        self.drop(suspect)
 
         def show_and_work() -> T:
-            self.show(request.handle, request.tenant)
+            self.show(suspect, tenant)
             try:
                 return work()
             finally:
-                self.put_down(request.handle)
+                self.put_down(suspect)
 
         return show_and_work
 
@@ -201,7 +218,7 @@ class SequencesInHand(InHand):
         self.show_only(())
 
     def _come_past(self, piece: bytes) -> None:
-        request = request_key(piece)
+        request = request_of(piece)
         pieces = self._to_come.get(request)
         if pieces is None:
             return
@@ -211,9 +228,9 @@ class SequencesInHand(InHand):
             self._note_past(request)
 
 
-def place_of(handle: bytes, tenant: str, work: int = OUTPUT) -> bytes:
+def place_of(handle: bytes, content: bytes, tenant: str, work: int = OUTPUT) -> bytes:
     """Return what SequencesInHand shows of a sequence."""
-    return place_for(sequence_key(handle), tenant, work)
+    return place_for(suspect_of(handle, content), tenant, work)
 
 
 def at_work(place: bytes, work: int) -> bytes:
@@ -226,6 +243,13 @@ def _opened(endpoints: Endpoints, role: str, index: int) -> tuple[Roster, Suspec
     return Roster.create(endpoints.in_hand_file(role, index), NUM_PLACES), suspects
 
 
-def request_key(handle: bytes) -> bytes:
-    """Return the key of all sequences of a request, in all attempts, from the handle or key of one."""
-    return handle[:REQUEST_BYTES] + FIRST_INDEX
+def suspect_in_hand(handle: bytes, content: bytes = NO_CONTENT) -> bytes:
+    """Return the name of a request in hand. All of its sequences count as one, because they have the same
+    text and guide, and each may be submitted again by itself.
+    """
+    return request_of(suspect_of(handle, content))
+
+
+def request_of(suspect: bytes) -> bytes:
+    """Return the name in hand of the request to which a sequence belongs, from what begins with its name."""
+    return suspect[:REQUEST_BYTES] + FIRST_INDEX + suspect[KEY_BYTES:SUSPECT_BYTES]

@@ -1,7 +1,10 @@
 """Roster: file of the engine's sequences that outlives the engine; and Suspects, which the launcher makes of
 it for the next one.
 
-    header | keys of live sequences, with their tenants | rows as the newest step has them | who is past
+    header | live sequences, with their tenants | rows as the newest step has them | who is past
+
+A suspect is known by its key and a digest of what it asks for: a caller who sends something harmless under
+the same key must not clear it.
 
 The scheduler keeps the roster. When the engine has died of something that a request may have caused, the
 launcher reads it (runtime/launcher/deaths/engine_deaths.py). Clients are not asked about their past.
@@ -23,12 +26,14 @@ import msgspec
 
 from runtime.base.errors import ConfigError
 from runtime.ring.tenants import OWNER
+from runtime.wire.format import CONTENT_BYTES, NO_CONTENT
 from runtime.wire.handle import HANDLE_BYTES, KEY_BYTES, sequence_key
 
+SUSPECT_BYTES = KEY_BYTES + CONTENT_BYTES
 MARK_BYTES = 8
-PLACE_BYTES = KEY_BYTES + MARK_BYTES + 1
-"""Bytes of a place: the key, the tenant's mark, and one that is LEFT for a sequence that has ended early, or
-the kind of work that a process does for one that is in hand.
+PLACE_BYTES = SUSPECT_BYTES + MARK_BYTES + 1
+"""Bytes of a place: the suspect, the tenant's mark, and one that is LEFT for a sequence that has ended early,
+or the kind of work that a process does for one that is in hand.
 """
 LEFT = 1
 OUTPUT, GUESSES, HYPOTHESES = 0, 2, 3
@@ -38,7 +43,19 @@ ALWAYS_ALONE = (1 << 31) - 1
 """Position that no sequence passes, so that one stays alone until its end."""
 _HEADER = struct.Struct("<II?")
 _SERVED_AT = 8
-_EMPTY = bytes(KEY_BYTES)
+_EMPTY = bytes(SUSPECT_BYTES)
+
+
+def suspect_of(handle: bytes, content: bytes = NO_CONTENT) -> bytes:
+    """Return the SUSPECT_BYTES that name a sequence in all attempts, if its content is the same. handle: its
+    handle or key.
+    """
+    return handle[:KEY_BYTES] + content
+
+
+def content_in(suspect: bytes) -> bytes:
+    """Return the digest of what a suspect asks for."""
+    return suspect[KEY_BYTES:]
 
 
 @lru_cache(maxsize=4096)
@@ -49,14 +66,14 @@ def tenant_mark(tenant: str) -> bytes:
     return hashlib.blake2b(tenant.encode(), digest_size=MARK_BYTES).digest()
 
 
-def place_for(key: bytes, tenant: str, work: int = OUTPUT) -> bytes:
+def place_for(suspect: bytes, tenant: str, work: int = OUTPUT) -> bytes:
     """Return the content of the place of a live sequence."""
-    return key + tenant_mark(tenant) + bytes([work])
+    return suspect + tenant_mark(tenant) + bytes([work])
 
 
 def piece_of(place: bytes) -> bytes:
-    """Return what has to come past a death at which a place had this content: its key and kind of work."""
-    return place[:KEY_BYTES] + place[-1:]
+    """Return what has to come past a death at which a place had this content: who it is, and its work."""
+    return place[:SUSPECT_BYTES] + place[-1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +88,8 @@ class RowViews:
 
 
 class Roster:
-    """File of sequence keys, in places. A free place holds zeros. When it is full, further keys are not
-    recorded.
+    """File of sequences, as `suspect_of` names them, in places. A free place holds zeros. When it is full,
+    further ones are not recorded.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap, num_places: int = 0, num_rows: int = 0) -> None:
@@ -106,11 +123,11 @@ class Roster:
         finally:
             os.close(fd)
 
-    def add(self, key: bytes, tenant: str = OWNER) -> None:
+    def add(self, suspect: bytes, tenant: str = OWNER) -> None:
         if self._free:
-            place = self._place_of[key] = self._free.pop()
+            place = self._place_of[suspect] = self._free.pop()
             at = _HEADER.size + place * PLACE_BYTES
-            self._memory[at : at + PLACE_BYTES] = place_for(key, tenant)
+            self._memory[at : at + PLACE_BYTES] = place_for(suspect, tenant)
 
     def show_only(self, places: bytes, num_before: int) -> None:
         """Write places, made by `place_for`, over the first num_before ones. For a roster that keeps nothing
@@ -120,26 +137,26 @@ class Roster:
         if num_bytes <= self._layout.num_places * PLACE_BYTES:
             self._memory[_HEADER.size : _HEADER.size + num_bytes] = places.ljust(num_bytes, b"\0")
 
-    def discard(self, key: bytes) -> None:
-        place = self._place_of.pop(key, None)
+    def discard(self, suspect: bytes) -> None:
+        place = self._place_of.pop(suspect, None)
         if place is not None:
             self._clear(place)
 
-    def leave(self, key: bytes) -> None:
+    def leave(self, suspect: bytes) -> None:
         """Record that a sequence with a row has ended early. It is forgotten when the steps in flight, which
         may end the engine because of it, have ended.
         """
         if self._num_launched == self._num_ended:
-            self.discard(key)
+            self.discard(suspect)
             return
-        place = self._place_of.pop(key, None)
+        place = self._place_of.pop(suspect, None)
         if place is not None:
             self._memory[_HEADER.size + (place + 1) * PLACE_BYTES - 1] = LEFT
             self._left.append((self._num_launched, place))
 
     def _clear(self, place: int) -> None:
         at = _HEADER.size + place * PLACE_BYTES
-        self._memory[at : at + KEY_BYTES] = _EMPTY
+        self._memory[at : at + SUSPECT_BYTES] = _EMPTY
         self._free.append(place)
 
     def watch(self, rows: RowViews) -> None:
@@ -165,11 +182,11 @@ class Roster:
         while self._left and self._left[0][0] <= self._num_ended:
             self._clear(self._left.popleft()[1])
 
-    def note_past(self, key: bytes) -> None:
+    def note_past(self, suspect: bytes) -> None:
         """Record that a sequence has come further than where an engine died under it."""
-        at = self._layout.past + self._num_past * KEY_BYTES
+        at = self._layout.past + self._num_past * SUSPECT_BYTES
         if self._num_past < self._layout.num_places:
-            self._memory[at : at + KEY_BYTES] = key
+            self._memory[at : at + SUSPECT_BYTES] = suspect
             self._num_past += 1
 
     def note_served(self) -> None:
@@ -181,7 +198,8 @@ class Roster:
     def read(self) -> Seen:
         return Seen.decode(bytes(self._memory))
 
-    def keys(self) -> set[bytes]:
+    def suspects(self) -> set[bytes]:
+        """Return who is there."""
         return set(self.read().present)
 
 
@@ -197,7 +215,7 @@ class _Layout:
         self.reached = self.handles + num_rows * HANDLE_BYTES
         self.stays = self.reached + num_rows * 4
         self.past = self.stays + num_rows * 8
-        self.end = self.past + num_places * KEY_BYTES
+        self.end = self.past + num_places * SUSPECT_BYTES
 
 
 def size_of(num_places: int, num_rows: int) -> int:
@@ -206,16 +224,16 @@ def size_of(num_places: int, num_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Content of the roster of a dead engine."""
+    """Content of the roster of a dead engine. Sequences are named as `suspect_of` does."""
 
     present: Mapping[bytes, bytes] = field(default_factory=dict)
-    """Mark of the tenant of each sequence that was live, by key."""
+    """Mark of the tenant of each sequence that was live."""
     left: Mapping[bytes, bytes] = field(default_factory=dict)
     """The same of each that had ended early while steps that may have had it were in flight."""
     running: Mapping[bytes, int] = field(default_factory=dict)
-    """Number of tokens up to which steps had computed each of those that held a row, by key."""
+    """Number of tokens up to which steps had computed each of those that held a row."""
     past: frozenset[bytes] = frozenset()
-    """Keys of the suspects that came further than where engines had died under them before."""
+    """Suspects that came further than where engines had died under them before."""
     has_served: bool = False
     """True if a sequence that had a row came to its end."""
     pieces: frozenset[bytes] = field(default=frozenset(), compare=False)
@@ -240,25 +258,28 @@ class Seen:
         pieces: set[bytes] = set()
         for at in range(_HEADER.size, layout.handles, PLACE_BYTES):
             place = data[at : at + PLACE_BYTES]
-            if (key := place[:KEY_BYTES]) != _EMPTY:
-                (left if place[-1] == LEFT else present)[key] = place[KEY_BYTES:-1]
+            if (suspect := place[:SUSPECT_BYTES]) != _EMPTY:
+                (left if place[-1] == LEFT else present)[suspect] = place[SUSPECT_BYTES:-1]
                 if place[-1] != LEFT:
                     pieces.add(piece_of(place))
+        live = {sequence_key(each): each for each in present}
         running: dict[bytes, int] = {}
         for row in range(layout.num_rows):
             at = layout.handles + row * HANDLE_BYTES
-            key = sequence_key(data[at : at + HANDLE_BYTES])
-            if key in present and any(data[layout.stays + 8 * row : layout.stays + 8 * row + 8]):
+            found = live.get(sequence_key(data[at : at + HANDLE_BYTES]))
+            if found is not None and any(data[layout.stays + 8 * row : layout.stays + 8 * row + 8]):
                 at = layout.reached + 4 * row
                 reached = int.from_bytes(data[at : at + 4], "little")
-                running[key] = max(reached, running.get(key, 0))
-        past = {data[at : at + KEY_BYTES] for at in range(layout.past, layout.end, KEY_BYTES)}
+                running[found] = max(reached, running.get(found, 0))
+        past = {data[at : at + SUSPECT_BYTES] for at in range(layout.past, layout.end, SUSPECT_BYTES)}
         past -= {_EMPTY}
         return Seen(present, left, running, frozenset(past), has_served, frozenset(pieces))
 
 
 class Suspects(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sequences under which the engine has died, by key, and tenants whose sequences did it."""
+    """Sequences under which the engine has died, named as `suspect_of` does, and tenants whose sequences did
+    it.
+    """
 
     alone: dict[bytes, int] = {}
     """Sequences that must run alone, because they were present at enough deaths, until they have more tokens

@@ -24,6 +24,7 @@ class SearchGuide:
     def __init__(self, req: Request, guide: Guide, client: GrammarClient) -> None:
         self.handle = req.handle
         self.tenant = req.tenant
+        self.content = req.content
         self.guide = guide
         self.state: MatcherState | None = None
         """Mask and state for an empty output; None until the grammar process has answered."""

@@ -15,7 +15,7 @@ from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.base.errors import InvalidRequest
 from runtime.launcher.deaths.engine_deaths import InHandDeaths
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.suspects.in_hand import SequencesInHand, place_of, request_key
+from runtime.ring.suspects.in_hand import SequencesInHand, place_of, suspect_in_hand
 from runtime.ring.suspects.roster import (
     ALWAYS_ALONE,
     GUESSES,
@@ -25,18 +25,19 @@ from runtime.ring.suspects.roster import (
     Roster,
     Suspects,
     size_of,
+    suspect_of,
 )
 from runtime.settings.config import DEMO_MODEL
-from runtime.wire.format import pack_ids
+from runtime.wire.format import NO_CONTENT, pack_ids
 from runtime.wire.guide import Guide, MatcherNews
-from runtime.wire.handle import make_handle, sequence_key
+from runtime.wire.handle import make_handle
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers
 from runtime.wire.messages import AdvanceMatchers
 from tests.harness.guides.grammar_ring import GrammarRing
 
 NUM_PLACES = 16
 HANDLES = [make_handle(7, number) for number in range(4)]
-KEYS = [request_key(handle) for handle in HANDLES]
+KEYS = [suspect_in_hand(handle) for handle in HANDLES]
 WORDS = Guide("regex", "[a-z]{30}")
 
 
@@ -64,7 +65,7 @@ class Watched:
         original: Any = getattr(Matchers, name)
 
         def watched(matchers: Matchers, *arguments: Any) -> Any:
-            seen.append(self.roster.keys())
+            seen.append(self.roster.suspects())
             return original(matchers, *arguments)
 
         monkeypatch.setattr(Matchers, name, watched)
@@ -127,12 +128,12 @@ class Deaths:
 
     def come_past(self, *handles: bytes, work: int = OUTPUT) -> None:
         """Work on sequences, with success."""
-        self.process.show_only([place_of(handle, "", work) for handle in handles])
+        self.process.show_only([place_of(handle, NO_CONTENT, "", work) for handle in handles])
         self.process.put_all_down()
 
     def die_of(self, *handles: bytes, work: int = OUTPUT) -> Suspects:
         """Die while sequences are in hand. Returns what the launcher tells the next process."""
-        self.process.show_only([place_of(handle, "", work) for handle in handles])
+        self.process.show_only([place_of(handle, NO_CONTENT, "", work) for handle in handles])
         self._now_s += 1.0
         self._deaths.count(0, self._now_s)
         self.next()
@@ -145,29 +146,29 @@ def test_a_request_whose_siblings_have_come_past_a_death_is_not_past_it(tmp_path
     harmless, killer, other = (make_handle(7, 5, index) for index in range(3))
     beside = make_handle(7, 6)
     suspects = deaths.die_of(harmless, killer, beside)
-    request = request_key(killer)
-    assert suspects.watched.keys() == {request, request_key(beside)}
+    request = suspect_in_hand(killer)
+    assert suspects.watched.keys() == {request, suspect_in_hand(beside)}
     deaths.come_past(harmless, beside, other)
     assert deaths.die_of(killer, other).alone.keys() == {request}
     for handle in (harmless, other, beside):
         deaths.come_past(handle)
-        assert deaths.process.must_be_alone(killer)
+        assert deaths.process.must_be_alone(suspect_in_hand(killer))
     assert deaths.die_of(killer).guilty == {request}
     with pytest.raises(InvalidRequest, match="the grammar process has died"):
-        deaths.process.check(harmless)
+        deaths.process.check(suspect_in_hand(harmless))
 
 
 def test_a_request_is_past_a_death_when_all_its_sequences_are_that_were_in_hand(tmp_path: Path) -> None:
     deaths = Deaths(tmp_path)
     first, second, later = (make_handle(7, 5, index) for index in range(3))
     for _ in range(2):
-        assert request_key(first) in deaths.die_of(first, second).watched
-    assert deaths.process.must_be_alone(later)
+        assert suspect_in_hand(first) in deaths.die_of(first, second).watched
+    assert deaths.process.must_be_alone(suspect_in_hand(later))
     deaths.come_past(second)
-    assert deaths.process.must_be_alone(first)
+    assert deaths.process.must_be_alone(suspect_in_hand(first))
     deaths.come_past(first)
-    assert not deaths.process.must_be_alone(first)
-    assert deaths.die_of(make_handle(7, 6)).watched.keys() == {request_key(make_handle(7, 6))}
+    assert not deaths.process.must_be_alone(suspect_in_hand(first))
+    assert deaths.die_of(make_handle(7, 6)).watched.keys() == {suspect_in_hand(make_handle(7, 6))}
 
 
 @pytest.mark.parametrize("work", [GUESSES, HYPOTHESES])
@@ -178,8 +179,8 @@ def test_work_that_was_not_in_hand_takes_nobody_past_a_death(tmp_path: Path, wor
     for _ in range(2):
         deaths.die_of(killer, work=work)
         deaths.come_past(killer)
-    assert deaths.process.must_be_alone(killer)
-    assert deaths.die_of(killer, work=work).guilty == {request_key(killer)}
+    assert deaths.process.must_be_alone(suspect_in_hand(killer))
+    assert deaths.die_of(killer, work=work).guilty == {suspect_in_hand(killer)}
     deaths.come_past(killer, work=work)
 
 
@@ -208,6 +209,6 @@ def test_guesses_and_hypotheses_are_in_hand_as_such(
     ]
     watched.ring.loop.turn()
     assert set(pieces) == {
-        frozenset([sequence_key(handle) + bytes([GUESSES])]),
-        frozenset([sequence_key(search) + bytes([HYPOTHESES])]),
+        frozenset([suspect_of(handle) + bytes([GUESSES])]),
+        frozenset([suspect_of(search) + bytes([HYPOTHESES])]),
     }

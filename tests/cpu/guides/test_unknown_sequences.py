@@ -12,6 +12,7 @@ from grammar_proc.loop import GrammarLoop
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.base.errors import ProtocolMismatch
 from runtime.settings.config import DEMO_MODEL
+from runtime.wire.format import NO_CONTENT
 from runtime.wire.guide import Guide, MatcherState
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import UNIONS, GuideRefused, OpenMatcher
@@ -40,6 +41,7 @@ class Asking:
     def __init__(self, number: int) -> None:
         self.handle = make_handle(1, number)
         self.tenant = ""
+        self.content = NO_CONTENT
         self.guide = GOOD
         self.state: MatcherState | None = None
         self.output_ids = b""

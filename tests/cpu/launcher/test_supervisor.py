@@ -28,9 +28,9 @@ from runtime.launcher.hosts.local import LocalChild, LocalHost
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
-from runtime.ring.suspects.roster import Roster, Suspects
+from runtime.ring.suspects.roster import Roster, Suspects, suspect_of
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.handle import make_handle, sequence_key
+from runtime.wire.handle import make_handle
 from runtime.wire.messages import ProcessFailed
 from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.launched import wait_until
@@ -366,7 +366,7 @@ def engine(supervisor: Supervisor, state: str, end: str = "SEGV") -> list[LocalC
     return children
 
 
-KEY = sequence_key(make_handle(7, 1))
+KEY = suspect_of(make_handle(7, 1))
 
 
 @pytest.mark.parametrize("state", ["ready", "loading"])

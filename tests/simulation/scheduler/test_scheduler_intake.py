@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.ring.suspects.roster import Suspects
+from runtime.ring.suspects.roster import Suspects, suspect_of
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import AbortRequest, Closed, ControlRequest, StopMatched, TokenizedRequest
@@ -222,20 +222,21 @@ def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects()
 def test_who_is_suspected_runs_alone_and_who_is_guilty_not_at_all() -> None:
     """The launcher says so, whichever attempt it is; clients say nothing of it."""
     keys = [sequence_key(message(number, [1]).handle) for number in range(3)]
+    suspects = list(map(suspect_of, keys))
     with running() as system:
-        system.scheduler.intake.suspects = Suspects({keys[0]: 0}, guilty=frozenset(keys[1:2]))
+        system.scheduler.intake.suspects = Suspects({suspects[0]: 0}, guilty=frozenset(suspects[1:2]))
         requests = [message(number, [1, 2, 3], attempt=3) for number in range(3)]
         for request in requests:
             system.inbox.send(request)
         system.step()
         assert list(system.lifecycle.requests) == [keys[0], keys[2]]
         assert system.lifecycle.solitary
-        assert system.lifecycle.roster.keys() == {keys[0], keys[2]}
+        assert system.lifecycle.roster.suspects() == {suspects[0], suspects[2]}
         closed = closed_of(system, requests[1])
         assert closed.error is not None
         assert (closed.error.code, closed.error.status) == ("quarantined", 400)
         run_until_idle(system)
-        assert system.lifecycle.roster.keys() == set()
+        assert system.lifecycle.roster.suspects() == set()
 
 
 def full_output(request: TokenizedRequest) -> list[int]:

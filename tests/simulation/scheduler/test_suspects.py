@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.ring.suspects.roster import ALWAYS_ALONE, Suspects, tenant_mark
+from runtime.ring.suspects.roster import ALWAYS_ALONE, Suspects, suspect_of, tenant_mark
 from runtime.wire.handle import NO_HANDLE, sequence_key
 from runtime.wire.messages import AbortRequest, TokenizedRequest
 from scheduler_proc.core.solitary import MAX_HOLD_S, RETURN_S
@@ -23,7 +23,7 @@ REACHED = 12
 
 
 def suspect(system: System, requests: list[TokenizedRequest], until: int = REACHED) -> None:
-    keys = dict.fromkeys([sequence_key(each.handle) for each in requests], until)
+    keys = dict.fromkeys([suspect_of(each.handle) for each in requests], until)
     system.scheduler.intake.suspects = Suspects(alone=keys, watched=dict.fromkeys(keys, REACHED))
 
 
@@ -52,7 +52,7 @@ def test_suspects_keep_others_out_only_until_they_are_past_the_death(changes: di
         assert texts(system, requests) == expected
         waited_s = system.detokenizer.closed_at[other.handle] - 1.0
         assert waited_s < 8 * (REACHED + 6) * STEP_S
-        assert system.lifecycle.roster.read().past == {sequence_key(each.handle) for each in requests}
+        assert system.lifecycle.roster.read().past == {suspect_of(each.handle) for each in requests}
         system.check_empty()
 
 
@@ -85,14 +85,32 @@ def test_one_that_is_to_stay_alone_does_until_its_end() -> None:
 def test_who_comes_to_its_end_is_past_the_death_and_who_is_aborted_is_not() -> None:
     short, left = message(1, [1, 2, 3], max_tokens=2), message(2, [1, 2, 4], max_tokens=LONG)
     with running() as system:
-        keys = {sequence_key(each.handle): 50 for each in (short, left)}
+        keys = {suspect_of(each.handle): 50 for each in (short, left)}
         system.scheduler.intake.suspects = Suspects(watched=keys)
         send(system, short, left)
         for _ in range(3):
             system.step()
         run_until_idle(system, AbortRequest((left.handle,)))
-        assert system.lifecycle.roster.read().past == {sequence_key(short.handle)}
+        assert system.lifecycle.roster.read().past == {suspect_of(short.handle)}
         assert not system.lifecycle.suspicions
+
+
+def test_who_comes_to_its_end_under_the_name_of_a_suspect_with_something_else_clears_nobody() -> None:
+    """A caller over TCP names its requests itself. It could have all deaths look like the machine's."""
+    harmless = message(1, [1, 2, 3], max_tokens=2)
+    poison = suspect_of(harmless.handle, b"poison!!")
+    with running() as system:
+        lifecycle = system.lifecycle
+        system.scheduler.intake.suspects = Suspects(
+            alone={poison: 50}, watched={poison: 50}, guilty=frozenset([poison])
+        )
+        send(system, harmless)
+        assert lifecycle.roster.suspects() == {suspect_of(harmless.handle)}
+        assert not lifecycle.suspicions
+        assert not lifecycle.solitary
+        run_until_idle(system)
+        assert system.detokenizer.closed[harmless.handle].error is None
+        assert not lifecycle.roster.read().past
 
 
 def test_the_roster_shows_who_has_a_row_and_how_far_it_is() -> None:
@@ -102,11 +120,11 @@ def test_the_roster_shows_who_has_a_row_and_how_far_it_is() -> None:
         for _ in range(8):
             system.step()
         seen = system.lifecycle.roster.read()
-        keys = [sequence_key(each.handle) for each in requests]
+        keys = [suspect_of(each.handle) for each in requests]
         assert seen.present.keys() == set(keys)
         assert seen.running.keys() == set(keys[:2]), "those that wait cannot have done it"
         for key in keys[:2]:
-            num_tokens = system.lifecycle.requests[key].num_tokens
+            num_tokens = system.lifecycle.requests[sequence_key(key)].num_tokens
             assert num_tokens <= seen.running[key] + 1 <= num_tokens + system.setting.depth
         run_until_idle(system)
 
@@ -116,7 +134,7 @@ def test_who_was_there_goes_first_in_a_new_engine() -> None:
     requests = [message(number, [1, 2, number], max_tokens=LONG) for number in range(2)]
     new = message(9, [3, 4], max_tokens=4)
     with running(num_pages=256) as system:
-        keys = {sequence_key(each.handle): REACHED for each in requests}
+        keys = {suspect_of(each.handle): REACHED for each in requests}
         system.scheduler.intake.suspects = Suspects(watched=keys)
         system.lifecycle.suspicions.expect(keys)
         send(system, new)
@@ -136,7 +154,7 @@ def test_suspects_give_way_to_no_higher_priority_before_they_are_past() -> None:
     requests = [message(number, [1, 2, number], max_tokens=LONG) for number in range(4)]
     with running(policy="priority", num_pages=256, max_len=96) as system:
         system.scheduler.intake.suspects = Suspects(
-            watched={sequence_key(each.handle): REACHED for each in requests}
+            watched={suspect_of(each.handle): REACHED for each in requests}
         )
         send(system, *requests)
         send(system, message(9, [3, 4], max_tokens=4, priority=5))
@@ -151,7 +169,7 @@ def test_nobody_is_waited_for_for_long() -> None:
     gone, slow, new = (message(number, [1, 2, number], max_tokens=80) for number in range(3))
     with running(num_pages=256, max_len=96) as system:
         suspicions = system.lifecycle.suspicions
-        suspicions.expect([sequence_key(gone.handle)])
+        suspicions.expect([suspect_of(gone.handle)])
         send(system, new)
         began = system.now
         while not system.rows.num_running:
@@ -159,7 +177,7 @@ def test_nobody_is_waited_for_for_long() -> None:
         assert system.now - began == pytest.approx(RETURN_S, abs=3 * STEP_S)
         run_until_idle(system)
     with running(num_pages=256, max_len=96) as system:
-        system.scheduler.intake.suspects = Suspects(watched={sequence_key(slow.handle): 1000})
+        system.scheduler.intake.suspects = Suspects(watched={suspect_of(slow.handle): 1000})
         send(system, slow, new)
         began = system.now
         system.now += MAX_HOLD_S
@@ -171,7 +189,7 @@ def test_nobody_is_waited_for_for_long() -> None:
 
 def test_those_of_a_death_long_ago_are_not_waited_for() -> None:
     """The file of suspects stays as it is when an engine is ended from outside."""
-    old, there = (sequence_key(message(number, [1]).handle) for number in range(2))
+    old, there = (suspect_of(message(number, [1]).handle) for number in range(2))
     suspects = Suspects(watched={old: REACHED, there: REACHED})
     system = System(SETTING, random.Random(1), suspects=suspects, interrupted=[there])
     try:
@@ -214,8 +232,8 @@ def test_an_abort_during_a_step_leaves_the_sequence_in_the_roster_until_its_end(
         for _ in range(8):
             system.step()
         assert system.scheduler.in_flight
-        roster, key = system.lifecycle.roster, sequence_key(requests[0].handle)
-        system.lifecycle.finish(system.lifecycle.requests[key], "abort")
+        roster, key = system.lifecycle.roster, suspect_of(requests[0].handle)
+        system.lifecycle.finish(system.lifecycle.requests[sequence_key(key)], "abort")
         seen = roster.read()
         assert seen.left.keys() == {key}
         assert key not in seen.present

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.ring.suspects.roster import ALWAYS_ALONE, Suspects
+from runtime.ring.suspects.roster import ALWAYS_ALONE, Suspects, suspect_of
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants
 from runtime.wire.handle import sequence_key, sibling
 from runtime.wire.messages import AbortRequest, ControlRequest, TokenizedRequest
@@ -216,7 +216,7 @@ def test_pauses_deadlines_and_aborts_reach_who_is_held_back(mode: str) -> None:
 def test_who_has_to_run_alone_does_though_its_tenant_has_others_in_the_queue() -> None:
     with limited(max_running=1) as system:
         requests = [a(number, max_tokens=4) for number in range(4)]
-        alone = sequence_key(requests[3].handle)
+        alone = suspect_of(requests[3].handle)
         system.scheduler.intake.suspects = Suspects({alone: ALWAYS_ALONE})
         run_until_idle(system, *requests)
         assert [handle[8] for handle in system.detokenizer.closed] == [3, 0, 1, 2]

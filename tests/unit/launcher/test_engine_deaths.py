@@ -10,11 +10,11 @@ import pytest
 from runtime.launcher.deaths import engine_deaths
 from runtime.launcher.deaths.engine_deaths import DeathCounts, EngineDeaths, InHandDeaths
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.suspects.roster import ALWAYS_ALONE, Roster, Seen, Suspects, tenant_mark
-from runtime.wire.handle import NO_HANDLE, make_handle, sequence_key
+from runtime.ring.suspects.roster import ALWAYS_ALONE, Roster, Seen, Suspects, suspect_of, tenant_mark
+from runtime.wire.handle import NO_HANDLE, make_handle
 
 HANDLES = [make_handle(7, number) for number in range(20)]
-KEYS = [sequence_key(handle) for handle in HANDLES]
+KEYS = [suspect_of(handle) for handle in HANDLES]
 REACHED = 50
 ATTACKER = tenant_mark("attacker")
 
@@ -88,6 +88,18 @@ def test_who_comes_past_while_it_is_alone_and_is_there_again_stays_alone_in_the_
         engines.die(of(KEYS[:2]))
     assert engines.die(of(KEYS[:2]), past=KEYS[:2]).alone == {}
     assert engines.die(of(KEYS[:2])).alone == dict.fromkeys(KEYS[:2], ALWAYS_ALONE)
+
+
+def test_who_comes_with_something_else_under_its_name_is_known_by_its_content() -> None:
+    """It runs beside the poison of the next death, and is not that of the last one."""
+    engines = Engines()
+    poison, other, harmless = (suspect_of(HANDLES[1], 8 * each) for each in (b"p", b"o", b"h"))
+    engines.die(of([poison, KEYS[2]]))
+    suspects = engines.die(of([harmless, KEYS[3]]))
+    assert suspects.alone == {}
+    assert engines.deaths.verdict.explained[101.0], "neither has come again"
+    engines.die(of([poison, other]))
+    assert engines.die(of([poison]), waiting=of([harmless]), alone=HANDLES[1]).guilty == {poison}
 
 
 # -- tenants -----------------------------------------------------------------------------------------------
@@ -173,7 +185,7 @@ def test_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_deaths, "MAX_COUNTED", 100)
     engines = Engines()
     for start in range(0, 2000, 50):
-        suspects = engines.die(of(sequence_key(make_handle(7, start + each)) for each in range(50)))
+        suspects = engines.die(of(suspect_of(make_handle(7, start + each)) for each in range(50)))
     assert len(suspects.watched) == 50 * engine_deaths.MAX_DEATHS
     assert len(engines.deaths._times) == 100
 

@@ -10,8 +10,8 @@ import pytest
 from runtime.base.errors import StartError
 from runtime.launcher.deaths.engine_deaths import DeathCounts
 from runtime.launcher.deaths.restart_budget import BACK_OFF_S, IN_VAIN_FACTOR, RestartBudget
-from runtime.ring.suspects.roster import Seen, tenant_mark
-from runtime.wire.handle import NO_HANDLE, make_handle, sequence_key
+from runtime.ring.suspects.roster import Seen, suspect_of, tenant_mark
+from runtime.wire.handle import NO_HANDLE, make_handle
 
 LIMIT = 5
 WINDOW_S = 60.0
@@ -43,9 +43,9 @@ class FakeLaunch:
         has_served: bool = False,
     ) -> None:
         """Let the engine die by itself. Raises StartError if that ends the launch."""
-        marks = {sequence_key(handle): tenant_mark(tenant) for handle, tenant in running.items()}
-        gone = {sequence_key(handle): tenant_mark(tenant) for handle, tenant in (left or {}).items()}
-        keys = frozenset(map(sequence_key, past))
+        marks = {suspect_of(handle): tenant_mark(tenant) for handle, tenant in running.items()}
+        gone = {suspect_of(handle): tenant_mark(tenant) for handle, tenant in (left or {}).items()}
+        keys = frozenset(map(suspect_of, past))
         seen = Seen(
             marks, gone, dict.fromkeys(marks, REACHED), keys & self.suspects.watched.keys(), has_served
         )
@@ -57,7 +57,7 @@ class FakeLaunch:
 
     def is_refused(self, handle: bytes, tenant: str) -> bool:
         is_suspended = self.suspects.suspended.get(tenant_mark(tenant), 0.0) > self.now_s
-        return is_suspended or sequence_key(handle) in self.suspects.guilty
+        return is_suspended or suspect_of(handle) in self.suspects.guilty
 
 
 def of(handles: Iterable[bytes], tenant: str = "") -> dict[bytes, str]:
@@ -85,15 +85,15 @@ def test_two_keys_whose_requests_stay_are_refused_and_the_launch_goes_on() -> No
     poison = {name: make() for name, make in new.items()}
     while True:
         for name, make in new.items():
-            if sequence_key(poison[name]) in launch.suspects.guilty:
+            if suspect_of(poison[name]) in launch.suspects.guilty:
                 poison[name] = make()
         there = {handle: name for name, handle in poison.items() if not launch.is_refused(handle, name)}
         if not there:
             break
-        alone = [handle for handle in there if sequence_key(handle) in launch.suspects.alone]
+        alone = [handle for handle in there if suspect_of(handle) in launch.suspects.alone]
         if alone:
             launch.die({alone[0]: there[alone[0]]}, alone=alone[0])
-        elif launch.suspects.watched.keys() & set(map(sequence_key, there)):
+        elif launch.suspects.watched.keys() & set(map(suspect_of, there)):
             launch.die({**victims, **there})
         else:  # the victims were suspects, and have come past
             launch.die({**victims, **there}, past=VICTIMS)
@@ -135,7 +135,7 @@ def test_an_engine_that_dies_of_whatever_is_there_ends_the_launch() -> None:
     launch = FakeLaunch()
 
     def die() -> None:
-        alone = [handle for handle in VICTIMS if sequence_key(handle) in launch.suspects.alone]
+        alone = [handle for handle in VICTIMS if suspect_of(handle) in launch.suspects.alone]
         there = [handle for handle in VICTIMS if not launch.is_refused(handle, "")]
         if alone:
             launch.die(of(alone[:1]), alone=alone[0])
@@ -172,6 +172,6 @@ def test_who_hangs_up_in_the_fatal_step_that_it_had_alone_is_found_guilty() -> N
     for _ in range(2):
         launch.die({**of(VICTIMS, "victim"), poison: "a"})
     launch.die({}, left={poison: "a"}, alone=poison)
-    assert launch.suspects.guilty == {sequence_key(poison)}
+    assert launch.suspects.guilty == {suspect_of(poison)}
     assert not launch.suspects.alone
     assert launch.deaths.verdict.explained == {0.0: True, 1.0: True, 1.0 + BACK_OFF_S[1] + 1.0: True}

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from runtime.base.errors import ConfigError
-from runtime.ring.suspects.roster import Roster, RowViews, Seen, Suspects, tenant_mark
-from runtime.wire.handle import make_handle, sequence_key
+from runtime.ring.suspects.roster import Roster, RowViews, Seen, Suspects, suspect_of, tenant_mark
+from runtime.wire.handle import make_handle
 
 HANDLES = [make_handle(7, number) for number in range(6)]
-KEYS = [sequence_key(handle) for handle in HANDLES]
+KEYS = [suspect_of(handle) for handle in HANDLES]
 
 
 def test_a_roster_shows_who_is_there(tmp_path: Path) -> None:
     shown = Roster.create(tmp_path / "roster", 3)
     for key in KEYS[:4]:
         shown.add(key)
-    assert shown.keys() == set(KEYS[:3]), "one that is full takes no more"
+    assert shown.suspects() == set(KEYS[:3]), "one that is full takes no more"
     shown.discard(KEYS[1])
     shown.discard(KEYS[3])
     shown.add(KEYS[4])
-    assert shown.keys() == {KEYS[0], KEYS[2], KEYS[4]}
-    assert Roster.create(tmp_path / "roster", 3).keys() == set()
+    assert shown.suspects() == {KEYS[0], KEYS[2], KEYS[4]}
+    assert Roster.create(tmp_path / "roster", 3).suspects() == set()
 
 
 def test_a_roster_that_has_no_room_names_its_file_and_its_size() -> None:

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.base.errors import Overloaded
 from runtime.launcher.deaths.engine_deaths import InHandDeaths
 from runtime.ring.endpoints import Endpoints
-from runtime.ring.suspects.in_hand import TextsInHand
+from runtime.ring.suspects.content import content_of_request
+from runtime.ring.suspects.in_hand import TextsInHand, suspect_in_hand
 from runtime.ring.suspects.roster import ALWAYS_ALONE, NO_SUSPECTS, Roster, Suspects, size_of, tenant_mark
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray, pack_ids
@@ -35,6 +37,15 @@ NUM_PLACES = 16
 KEYS = [sequence_key(handle(number)) for number in range(8)]
 
 
+def named(number: int, **fields: Any) -> bytes:
+    """Return the name that a request has in hand."""
+    return suspect_in_hand(handle(number), content_of_request(request(number, **fields), b""))
+
+
+def keys_in(roster: Roster) -> set[bytes]:
+    return set(map(sequence_key, roster.suspects()))
+
+
 def empty_roster() -> Roster:
     return Roster(bytearray(size_of(NUM_PLACES, 0)), NUM_PLACES)
 
@@ -49,7 +60,7 @@ class WatchedTokenizer(GatedTokenizer):
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
         ids = super().encode_batch(texts, add_special_tokens=add_special_tokens)
-        self.seen.append(self._roster.keys())
+        self.seen.append(keys_in(self._roster))
         return ids
 
 
@@ -79,7 +90,7 @@ def test_sequences_of_one_request_are_in_hand_until_the_last_is_put_down(demo: T
     watched.tokenizer.gate.set()
     watched.ring.wait_for_long()
     assert watched.tokenizer.seen == [{KEYS[1]}, {KEYS[1]}]
-    assert not watched.roster.keys()
+    assert not keys_in(watched.roster)
     assert len(watched.roster._free) == NUM_PLACES
 
 
@@ -93,13 +104,18 @@ def test_a_long_text_is_in_hand_while_a_thread_reads_it(demo: Tokenizer) -> None
     ring.loop.turn()
     assert len(ring.scheduler.drain()) == 1
     assert KEYS[1] in watched.tokenizer.seen[-1]
-    assert not watched.roster.keys()
+    assert not keys_in(watched.roster)
 
 
 def test_sequences_of_one_request_are_one_that_may_be_guilty(demo: Tokenizer) -> None:
     """After the first death each of them comes by itself."""
-    watched = Watched(demo, Suspects(guilty=frozenset([KEYS[1]])))
-    siblings = [request(1, text="a", handle=make_handle(77, 1, index)) for index in (1, 2)]
+    watched = Watched(
+        demo, Suspects(guilty=frozenset([named(1, text="a", sampling=SamplingParams(n=3, seed=9))]))
+    )
+    siblings = [
+        request(1, text="a", handle=make_handle(77, 1, index), sampling=SamplingParams(seed=9 + index))
+        for index in (1, 2)
+    ]
     assert passed_on(watched.ring, *siblings) == []
     assert [refused.error.code for refused in watched.ring.refusals()] == ["quarantined"] * 2
 
@@ -107,7 +123,8 @@ def test_sequences_of_one_request_are_one_that_may_be_guilty(demo: Tokenizer) ->
 @pytest.mark.parametrize("text", ["short", LONG_TEXT], ids=["short", "long"])
 def test_who_was_there_at_two_deaths_is_in_hand_alone(demo: Tokenizer, text: str) -> None:
     """It waits for the threads, and what comes behind it waits for it."""
-    watched = Watched(demo, Suspects(alone={KEYS[2]: ALWAYS_ALONE}, watched={KEYS[2]: 0}))
+    name = named(2, text=text)
+    watched = Watched(demo, Suspects(alone={name: ALWAYS_ALONE}, watched={name: 0}))
     ring = watched.ring
     long, suspect, behind = request(1, text=LONG_TEXT), request(2, text=text), request(3, text="c")
     assert passed_on(ring, long, request(4, text="d"), suspect, behind)[0].handle == handle(4)
@@ -124,12 +141,12 @@ def test_who_was_there_at_two_deaths_is_in_hand_alone(demo: Tokenizer, text: str
     assert order == [handle(1), handle(2), handle(3)]
     assert {KEYS[2]} in watched.tokenizer.seen
     assert all(KEYS[2] not in seen or len(seen) == 1 for seen in watched.tokenizer.seen)
-    assert watched.roster.read().past == {KEYS[2]}
+    assert watched.roster.read().past == {name}
     assert not ring.loop.is_busy
 
 
 def test_who_was_found_guilty_is_refused_and_those_beside_it_are_served(demo: Tokenizer) -> None:
-    watched = Watched(demo, Suspects(guilty=frozenset([KEYS[1]])))
+    watched = Watched(demo, Suspects(guilty=frozenset([named(1, text="a")])))
     assert len(passed_on(watched.ring, request(1, text="a"), request(2, text="b"))) == 1
     (refused,) = watched.ring.refusals()
     assert isinstance(refused, RequestFailed)
@@ -162,45 +179,48 @@ def test_the_launcher_finds_out_whose_text_ends_tokenizers_whichever_it_comes_to
 
     verdicts = [deaths.count(0, 0.0)]
     assert not verdicts[0].explained[0.0], "nobody was there"
+    names = [named(number, sampling=SamplingParams(n=3)) for number in range(4)]
     assert die(0, 1.0, 1, 2, 3).alone == {}
-    assert die(1, 2.0, 2, 3, 4).alone.keys() == {KEYS[2], KEYS[3]}
-    assert die(0, 3.0, 2).guilty == {KEYS[2]}
+    assert die(1, 2.0, 2, 3, 4).alone.keys() == {names[2], names[3]}
+    assert die(0, 3.0, 2).guilty == {names[2]}
     assert verdicts[-1].explained == {1.0: True, 2.0: True, 3.0: True}
-    assert die(0, 4.0, 5).guilty == {KEYS[2]}, "of one that was not to be alone nothing is known"
+    assert die(0, 4.0, 5).guilty == {names[2]}, "of one that was not to be alone nothing is known"
 
 
 def test_a_text_that_waits_for_a_thread_is_neither_in_hand_nor_past_a_death() -> None:
-    roster = empty_roster()
-    in_hand = TextsInHand(roster, Suspects(alone={KEYS[1]: ALWAYS_ALONE}, watched={KEYS[1]: 0}))
-    long = request(1, text=LONG_TEXT)
-    in_hand.take(long)
-    work = in_hand.later(long, lambda: roster.keys())
+    roster, long = empty_roster(), request(1, text=LONG_TEXT)
+    name = named(1, text=LONG_TEXT)
+    in_hand = TextsInHand(roster, Suspects(alone={name: ALWAYS_ALONE}, watched={name: 0}))
+    assert in_hand.take(long) == name
+    work = in_hand.later(name, "", roster.suspects)
     in_hand.end_turn()
     seen = roster.read()
     assert (seen.present, seen.past, seen.has_served) == ({}, frozenset(), False)
-    assert in_hand.must_be_alone(long.handle)
-    assert work() == {KEYS[1]}
-    assert roster.read().past == {KEYS[1]}
-    assert not in_hand.must_be_alone(long.handle)
+    assert in_hand.is_for_alone(long)
+    assert work() == {name}
+    assert roster.read().past == {name}
+    assert not in_hand.is_for_alone(long)
 
 
 def test_a_request_that_is_passed_on_is_no_longer_in_hand_while_texts_behind_it_are_read(
     demo: Tokenizer,
 ) -> None:
-    watched = Watched(demo, Suspects(watched={KEYS[1]: 0}))
+    name = named(1, input_ids=pack_ids([5, 6]))
+    watched = Watched(demo, Suspects(watched={name: 0}))
     ids = request(1, input_ids=pack_ids([5, 6]))
     assert len(passed_on(watched.ring, ids, request(2, text="b"))) == 2
     assert watched.tokenizer.seen == [{KEYS[2]}]
-    assert watched.roster.read().past == {KEYS[1]}
+    assert watched.roster.read().past == {name}
 
 
 def test_a_suspect_that_is_refused_before_its_text_is_read_stays_one(demo: Tokenizer) -> None:
     """Otherwise a caller who fills the queue clears the text of which the tokenizer died."""
-    watched = Watched(demo, Suspects(watched={KEYS[number]: 0 for number in (1, 2, 3)}))
+    fields: tuple[dict[str, Any], ...] = ({"text": "a"}, {"input_ids": pack_ids([5])}, {"text": LONG_TEXT})
+    names = [named(number, **each) for number, each in enumerate(fields)]
+    watched = Watched(demo, Suspects(watched=dict.fromkeys(names, 0)))
     ring = watched.ring
     ring.status = ProcessStatus(num_waiting=200)
-    refused = (request(1, text="a"), request(2, input_ids=pack_ids([5])), request(3, text=LONG_TEXT))
-    assert passed_on(ring, *refused) == []
+    assert passed_on(ring, *(request(number, **each) for number, each in enumerate(fields))) == []
     assert {each.error.status for each in ring.refusals()} == {503}
     seen = watched.roster.read()
     assert (seen.present, seen.past, seen.has_served) == ({}, frozenset(), False)
@@ -213,7 +233,7 @@ def test_a_suspect_for_which_the_threads_have_no_room_stays_one(
         raise Overloaded("texts wait")
 
     monkeypatch.setattr(LongTexts, "check_room", check_room)
-    watched = Watched(demo, Suspects(watched={KEYS[1]: 0}))
+    watched = Watched(demo, Suspects(watched={named(1, text=LONG_TEXT): 0}))
     assert refusal(watched.ring, request(1, text=LONG_TEXT)).error.status == 503
     assert not watched.roster.read().past
 
@@ -226,4 +246,18 @@ def test_a_request_that_is_refused_hides_none_of_the_same_name(demo: Tokenizer) 
     assert watched.tokenizer.seen[0] == {KEYS[1]}
     watched.tokenizer.gate.set()
     watched.ring.finish()
-    assert not watched.roster.keys()
+    assert not keys_in(watched.roster)
+
+
+def test_other_text_under_the_name_of_a_suspect_neither_clears_it_nor_is_taken_for_it(
+    demo: Tokenizer,
+) -> None:
+    """A caller over TCP names its requests itself."""
+    name = named(1, text="poison")
+    watched = Watched(demo, Suspects(alone={name: ALWAYS_ALONE}, watched={name: 0}))
+    assert len(passed_on(watched.ring, request(1, text="a"), request(2, text="b"))) == 2
+    assert watched.tokenizer.seen == [{KEYS[1], KEYS[2]}]
+    assert not watched.roster.read().past
+    guilty = Watched(demo, Suspects(guilty=frozenset([name])))
+    assert len(passed_on(guilty.ring, request(1, text="a"), request(1, text="poison"))) == 1
+    assert [refused.error.code for refused in guilty.ring.refusals()] == ["quarantined"]
