@@ -6,7 +6,13 @@ import logging
 import time
 
 PERIOD_S = 60.0
-LOGGERS = ("uvicorn.error", "asyncio", "carousel.server.http.protocol", "carousel.server.http.server")
+LOGGERS = (
+    "uvicorn.error",
+    "asyncio",
+    "carousel.server.http.protocol",
+    "carousel.server.http.server",
+    "carousel.server.http.tls.tls_reader",
+)
 """Loggers that warn about connections."""
 
 

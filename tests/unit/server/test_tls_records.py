@@ -44,3 +44,11 @@ def test_the_ends_are_the_same_however_the_bytes_come() -> None:
             if size < len(come):
                 cuts.append(at)
         assert set(cuts) <= set(ends())
+
+
+def test_bytes_of_handshakes_are_counted_from_the_header_on() -> None:
+    records = Records()
+    hello = b"\x16\x03\x01\x02\x00" + bytes(512)
+    for piece in (hello[:3], hello[3:5], hello[5:], STREAM, hello[:5]):
+        records.measure(memoryview(piece), 100)
+    assert records.num_handshake_bytes == 1024

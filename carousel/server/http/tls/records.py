@@ -4,6 +4,8 @@ from __future__ import annotations
 
 HEADER_BYTES = 5
 """Type, version and length of a record, which are not encrypted."""
+_HANDSHAKE = 22
+"""Type of records with messages of a handshake."""
 
 
 class Records:
@@ -12,6 +14,8 @@ class Records:
         """Beginning of a header whose other bytes have not come."""
         self._left = 0
         """Number of bytes to come of the record whose header has been read."""
+        self.num_handshake_bytes = 0
+        """Number of bytes of all records of handshakes so far, also of what is to come of one."""
 
     def measure(self, data: memoryview, most: int) -> tuple[int, int]:
         """Return the number of bytes of `data` up to the end of so many records, or all, and how many records
@@ -29,6 +33,8 @@ class Records:
                     break
                 self._header = b""
                 self._left = int.from_bytes(header[-2:], "big")
+                if header[0] == _HANDSHAKE:
+                    self.num_handshake_bytes += self._left
             size = min(self._left, len(data) - at)
             self._left -= size
             at += size

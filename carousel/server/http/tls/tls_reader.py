@@ -8,6 +8,7 @@ of each connection, which may be thousands of records of a byte each.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from typing import Any, cast
 
@@ -25,10 +26,16 @@ RECORD_COST = 20
 """Cost of a record that tells of new keys, the most that one can (19 us, 2026-11). Only TLS can tell which
 these are.
 """
+MAX_HELLO_BYTES = 8 << 10
+"""Maximum number of bytes of a client's messages in a handshake. Most clients send less than 2 KiB. OpenSSL
+3.0 takes 1 ms for 8 KiB of groups and keys that it has no use for, and 65 for 64 KiB, in one piece (2026-11).
+"""
 HANDSHAKE_TIMEOUT_S = 10.0
 """Longest time for a client's TLS handshake, the same as for the head of a request."""
 CLOSE_TIMEOUT_S = 5.0
 """Longest time in which a client has to answer the end of a TLS connection."""
+
+logger = logging.getLogger(__name__)
 
 
 class TlsReader(asyncio.BufferedProtocol):
@@ -177,6 +184,10 @@ class TlsReader(asyncio.BufferedProtocol):
         """Pass on no more than MAX_RECORDS, and return their size."""
         assert self._tls is not None
         size, num_records = self._records.measure(data, MAX_RECORDS)
+        if not self._is_secure and self._records.num_handshake_bytes > MAX_HELLO_BYTES:
+            logger.warning("a client is refused whose TLS handshake is above %d KiB", MAX_HELLO_BYTES >> 10)
+            self._transport.abort()
+            return size
         cast(Any, self._tls.get_buffer(size))[:size] = data[:size]
         self._tls.buffer_updated(size)
         if self._is_secure:

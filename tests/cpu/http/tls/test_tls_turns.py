@@ -8,7 +8,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from carousel.server.http import connection_turns
 from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls import handshake_turns
-from carousel.server.http.tls.tls_reader import MAX_RECORDS, TlsReader
+from carousel.server.http.tls.tls_reader import MAX_HELLO_BYTES, MAX_RECORDS, TlsReader
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.http.noted_turns import NotedTurns
 from tests.harness.http.raw_tls import RawTls, client_hello
 from tests.harness.http.tls import FILES
+from tests.harness.http.wide_hello import wide_hello
 from tests.harness.ring.fake_ring import spell
 from tests.harness.ring.launched import wait_until
 
@@ -218,6 +219,18 @@ def test_a_client_that_leaves_in_its_handshake_is_no_connection(
         caller.shake_hands(connection)
         connection.sendall(caller.records(LIVE))
         assert caller.receive(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_first_message_has_only_so_many_bytes(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    """One of 64 KiB took 65 ms to read, in one turn of the loop."""
+    with front.connect() as connection:
+        connection.sendall(wide_hello(MAX_HELLO_BYTES - 300))
+        assert connection.recv(1) == b"\x16", "it is answered by a message of the handshake"
+    with front.connect() as connection:
+        with suppress(ConnectionError):
+            connection.sendall(wide_hello())
+        wait_until(lambda: is_closed(connection), 5.0, "it is closed without an answer")
+    assert "8 KiB" in caplog.text
 
 
 def test_renegotiation_is_off(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
