@@ -11,45 +11,38 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
-import select
 import socket
-import ssl
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
+from tests.faults.attacks.attack import (
+    BODY_BYTES,
+    CHUNKED,
+    FULL_HEAD,
+    HALF_BODY,
+    HELD_S,
+    LIVE,
+    MANY_CONNECTIONS,
+    MANY_FIELDS,
+    NUM_CONNECTIONS,
+    OPENAPI,
+    PIECE_BYTES,
+    UPGRADE,
+    Attack,
+    body_of,
+    endless,
+)
+from tests.faults.attacks.door_attackers import DOOR_KINDS
+from tests.faults.attacks.tls_attackers import TLS_KINDS
 from tests.harness.http.http_grammar import make_stream
-from tests.harness.http.key_updates import KeyUpdates
-from tests.harness.http.raw_tls import client_hello
 
-NUM_CONNECTIONS = 16
-MANY_CONNECTIONS = 150
-BODY_BYTES = 8 << 20
-PIECE_BYTES = 256 << 10
 NICE = 19
-HELD_S = 45.0
-"""Longer than any connection that asks for nothing may stay open."""
-KEY_VARIABLE = "ATTACKERS_KEY"
-KEY = os.environ.get(KEY_VARIABLE, "")
-TRUST_VARIABLE = "ATTACKERS_TRUST"
-TRUST = os.environ.get(TRUST_VARIABLE, "")
-AUTHORIZATION = f"Authorization: Bearer {KEY}\r\n".encode() if KEY else b""
-LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
-JSON = b"Host: x\r\nContent-Type: application/json\r\n" + AUTHORIZATION
-OPENAPI = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n" + AUTHORIZATION + b"\r\n"
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
-FULL_HEAD = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"x-field: %b\r\n" % (b"v" * 500) * 60 + b"\r\n"
-MANY_FIELDS = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 63 + b"\r\n"
-UPGRADE = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
-FAILED_EVENT = b'data: {"error"'
 
 
 def take_lowest_priority() -> None:
@@ -60,12 +53,6 @@ def take_lowest_priority() -> None:
     with suppress(OSError):  # it leads a session, or there is no such sharing
         os.setsid()
         Path("/proc/self/autogroup").write_text(str(NICE))
-
-
-def body_of(data: bytes, path: bytes = b"/v1/completions") -> bytes:
-    """A request with this body."""
-    head = b"POST %b HTTP/1.1\r\nConnection: close\r\n" % path + JSON
-    return head + b"Content-Length: %d\r\n\r\n" % len(data) + data
 
 
 def filled(head: bytes, item: bytes, tail: bytes) -> bytes:
@@ -84,81 +71,7 @@ LARGE = (
     filled(b"", b"[", b""),
 )
 SHAPES = cycle(LARGE)
-HALF_BODY = body_of(b" " * BODY_BYTES)[:-10]
 NUM_PIPELINED = 8000
-OTHER_ADDRESS = "127.0.0.2"
-
-
-class Attack:
-    """State that the connections of one attack share."""
-
-    def __init__(self, port: int, seconds: float, most_opened: int) -> None:
-        self.port = port
-        self._most_opened = most_opened
-        self._end_s = time.monotonic() + seconds
-        self._trust = ssl.create_default_context(cafile=TRUST) if TRUST else None
-        self.num_opened = self.num_bytes = 0
-        self.statuses: Counter[str] = Counter()
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._end_s or self.num_opened > self._most_opened
-
-    def open(self, *, has_tls: bool = True, address: str = "127.0.0.1") -> socket.socket:
-        """Open a connection from an address, over TLS unless it is to have none of its own."""
-        self.num_opened += 1
-        connection = socket.create_connection(("127.0.0.1", self.port), HELD_S, (address, 0))
-        if self._trust is not None and has_tls:
-            connection = self._trust.wrap_socket(connection, server_hostname="localhost")
-        connection.setblocking(False)
-        return connection
-
-    def send(
-        self, pieces: Iterator[bytes], *, reads: bool = True, stays_s: float = 0.0, has_tls: bool = True
-    ) -> None:
-        """Send pieces on a new connection until they or the attack end, or the server closes it. Reads what
-        is answered meanwhile, and goes on reading while no `stays_s` pass without anything.
-        """
-        with self.open(has_tls=has_tls) as connection:
-            waiting = memoryview(next(pieces, b""))
-            while not self.is_over and (waiting or stays_s):
-                readable, writable, _ = select.select(
-                    [connection] * reads, [connection] * bool(waiting), [], stays_s or 1.0
-                )
-                if not (readable or writable or waiting):
-                    return
-                if readable and not self._read(connection):
-                    return
-                if writable:
-                    sent = _send(connection, waiting[:PIECE_BYTES])
-                    self.num_bytes += sent
-                    waiting = waiting[sent:] or memoryview(next(pieces, b""))
-
-    def _read(self, connection: socket.socket) -> bool:
-        try:
-            data = connection.recv(1 << 18)
-            while isinstance(connection, ssl.SSLSocket) and connection.pending():
-                data += connection.recv(1 << 18)
-        except ssl.SSLWantReadError:  # a part of a record
-            return True
-        self.statuses.update(status.decode() for status in STATUS.findall(data))
-        if failed := data.count(FAILED_EVENT):
-            self.statuses["failed stream"] += failed
-        return bool(data)
-
-
-def _send(connection: socket.socket, data: memoryview) -> int:
-    try:
-        return connection.send(data)
-    except ssl.SSLWantWriteError:
-        return 0
-
-
-def endless(*data: bytes) -> Iterator[bytes]:
-    """The first pieces once, the last one for ever."""
-    yield from data[:-1]
-    while True:
-        yield data[-1]
 
 
 def trailers(attack: Attack, _: int) -> None:
@@ -298,48 +211,6 @@ def stop_strings(attack: Attack, _: int) -> None:
     attack.send(iter([LONG_STOPS]), stays_s=HELD_S)
 
 
-def hellos(attack: Attack, number: int) -> None:
-    """Begin TLS handshakes, one after another or a few bytes at a time, and never end them."""
-    hello = client_hello()
-
-    def drip() -> Iterator[bytes]:
-        for at in range(len(hello)):
-            time.sleep(0.001)
-            yield hello[at : at + 1]
-
-    attack.send(drip() if number % 2 else iter([hello]), stays_s=0.1 * (number % 4 == 0), has_tls=False)
-
-
-def answered_hellos(attack: Attack, _: int) -> None:
-    """Have the server make and sign a key, by the same bytes each time, and leave when it has answered. They
-    come from another address than callers do.
-    """
-    with attack.open(has_tls=False, address=OTHER_ADDRESS) as connection:
-        connection.sendall(client_hello())
-        attack.num_bytes += len(client_hello())
-        select.select([connection], [], [], HELD_S)
-
-
-def short_records(attack: Attack, _: int) -> None:
-    """A body with a TLS record for each of its bytes."""
-    with attack.open() as connection:
-        connection.settimeout(HELD_S)
-        connection.sendall(HALF_BODY[:-BODY_BYTES])
-        while not attack.is_over:
-            connection.sendall(b" ")
-            attack.num_bytes += 1
-
-
-def key_updates(attack: Attack, _: int) -> None:
-    """Records that change the keys, and ask the server to change its own."""
-    attack.num_opened += 1
-    with socket.create_connection(("127.0.0.1", attack.port), timeout=HELD_S) as connection:
-        connection.setblocking(True)
-        with KeyUpdates(connection) as updates:
-            while not attack.is_over:
-                attack.num_bytes += updates.send()
-
-
 KINDS: tuple[Callable[[Attack, int], None], ...] = (
     trailers,
     one_trailer,
@@ -359,18 +230,15 @@ KINDS: tuple[Callable[[Attack, int], None], ...] = (
     logprob_streams,
     unread_answers,
     stop_strings,
+    *DOOR_KINDS,
 )
 ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
     **{kind.__name__: (kind, NUM_CONNECTIONS) for kind in KINDS},
     "many_half_bodies": (half_bodies, MANY_CONNECTIONS),
 }
-TLS_ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
-    "hellos": (hellos, NUM_CONNECTIONS),
-    "many_hellos": (hellos, MANY_CONNECTIONS),
-    "answered_hellos": (answered_hellos, NUM_CONNECTIONS),
-    "many_answered_hellos": (answered_hellos, MANY_CONNECTIONS),
-    "short_records": (short_records, NUM_CONNECTIONS),
-    "key_updates": (key_updates, NUM_CONNECTIONS),
+TLS_ATTACKS = {
+    name: (kind, MANY_CONNECTIONS if name.startswith("many_") else NUM_CONNECTIONS)
+    for name, kind in TLS_KINDS.items()
 }
 """By name: what one connection does, and on how many."""
 

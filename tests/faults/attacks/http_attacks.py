@@ -1,12 +1,12 @@
 """Costs that callers without a key can cause: `python -m tests.faults.attacks.http_attacks [--seconds 40]
-[--key] [--tls] [NAME ...]` attacks a launch with bytes of each kind that `tests/faults/attacks/attackers.py`
-knows, one kind after another, while /live is asked all the time and eight callers stream. Prints a table, and
-last how many bars were missed; exits with 1 where one was.
+[--key | --no-key] [--tls] [NAME ...]` attacks a launch with bytes of each kind that
+`tests/faults/attacks/attackers.py` knows, one kind after another, while /live is asked all the time and eight
+callers stream. Prints a table, and last how many bars were missed; exits with 1 where one was.
 
 With `--tls` the launch serves HTTPS, and all speak TLS but those that attack with handshakes alone.
 
 With `--key` the launch has keys: attackers have one of an ordinary user (role `user`), and the callers
-another one; each may have half of the rows.
+another one; each may have half of the rows. With `--no-key` the attackers of such a launch have none.
 
 The worker sleeps and takes no core (`tests/harness/ring/sleeping_worker.py`), so that what is measured is the
 HTTP server. Attackers run at the lowest priority, callers and /live at the normal one. The first line is the
@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from carousel.server.http.body_pool import POOL_BYTES
-from tests.faults.attacks.attackers import ATTACKS, KEY_VARIABLE, LIVE, TLS_ATTACKS, TRUST_VARIABLE
+from tests.faults.attacks.attack import KEY_VARIABLE, LIVE, TRUST_VARIABLE
+from tests.faults.attacks.attackers import ATTACKS, TLS_ATTACKS
 from tests.faults.attacks.metered_launch import take_held
 from tests.harness.http.tls import CERTIFICATE, FILES
 from tests.harness.ring.launched import ROOT, Launched, launched
@@ -263,7 +264,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.attacks.http_attacks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="for each attack")
     parser.add_argument("--connections", type=int, default=1 << 40, help="at most, of each attack")
-    parser.add_argument("--key", action="store_true", help="attackers have an ordinary user's key")
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--key", action="store_true", help="attackers have an ordinary user's key")
+    keys.add_argument("--no-key", action="store_true", help="callers have keys, attackers have none")
     parser.add_argument("--tls", action="store_true", help="over HTTPS, with attacks by TLS alone")
     parser.add_argument("--json", type=Path, help="where all figures go, too")
     known = ATTACKS | TLS_ATTACKS
@@ -273,7 +276,7 @@ def main() -> int:
     num_missed = 0
     print(f"| {' | '.join(HEADS)} |\n|{'---|' * len(HEADS)}", flush=True)
     form = {"key": KEYS["attacker"] * arguments.key, "has_tls": arguments.tls}
-    with started(has_keys=arguments.key, has_tls=arguments.tls) as launch:
+    with started(has_keys=arguments.key or arguments.no_key, has_tls=arguments.tls) as launch:
         for name in ("", *(arguments.names or (known if arguments.tls else ATTACKS))):
             report = asyncio.run(attacked(launch, name, arguments.seconds, arguments.connections, **form))
             reports.append(report)
