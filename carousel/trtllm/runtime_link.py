@@ -4,7 +4,6 @@ attached to.
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,9 +72,7 @@ class RuntimeLink:
     def disconnect(self, error: CarouselError) -> None:
         """End all requests with an error, then the connection."""
         self.session.end_all(error)
-        # The collector may have found the executor in the connection's own thread, which then ends by itself.
-        with contextlib.suppress(RuntimeError):
-            self.session.connection.close()
+        self.session.connection.close()
         self.session.fail_all(error)
 
 

@@ -160,7 +160,9 @@ class Connection:
             return  # a forked process has neither the thread nor those that may hold its locks
         self._stop = True
         self._wake()
-        self._thread.join(JOIN_TIMEOUT_S)
+        # The collector may have found the client's owner in this very thread, which then ends by itself.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_TIMEOUT_S)
 
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)

@@ -22,11 +22,13 @@ from carousel import (
     ProtocolMismatch,
     ResultStream,
     RingClosed,
+    SamplingParams,
 )
 from carousel.client.connection import connection as connection_module
 from carousel.client.connection.handover import MAX_BYTES
 from carousel.client.connection.lane import DRAIN_BYTES, Lane
 from carousel.client.core import ring_state
+from carousel.client.core.request_builder import Submission
 from runtime.ring.keys import CLIENT, make_keys
 from runtime.wire.format import PROTOCOL_VERSION
 from runtime.wire.handle import client_of, sequence_key
@@ -309,6 +311,27 @@ def test_closing_ends_the_waiters_of_other_threads_and_aborts_on_the_server(tmp_
         assert ring.wait_abort().client == CLIENT_ID
         with pytest.raises(RingClosed, match="closed"):
             client.generate("y")
+
+
+def test_a_client_may_be_closed_by_its_own_thread(tmp_path: Path) -> None:
+    """The collector may run a destructor there that closes it. Waiting for itself was an error."""
+    errors: list[BaseException] = []
+
+    with fake_ring(tmp_path, spell("a")):
+        client = Client(tmp_path)
+        thread = client._session.connection._thread  # type: ignore[attr-defined]
+
+        def close(_: object) -> None:
+            assert threading.current_thread() is thread
+            try:
+                client.close()
+            except BaseException as error:
+                errors.append(error)
+
+        client._session.submit(Submission("x", SamplingParams()), close)
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        assert errors == []
 
 
 def test_a_call_made_while_the_client_closes_does_not_wait_for_ever(
