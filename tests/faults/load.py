@@ -29,6 +29,10 @@ PROMPTS = tuple(
 )
 LENGTHS = (40, 120, 300)
 REQUEST_TIMEOUT_S = 120.0
+SILENT_S = 2 * REQUEST_TIMEOUT_S
+"""So long no caller at all gets anything, and some still wait: they wait for ever. One request has no limit:
+it may go through several restarts, each of which may take minutes on a busy machine.
+"""
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
 """Nobody uses a connection that the server is about to close for being idle: that gets no answer."""
 MODEL = "carousel-demo"
@@ -52,6 +56,8 @@ def sampling(max_tokens: int) -> SamplingParams:
 @dataclass(slots=True)
 class Account:
     num_done: int = 0
+    num_pieces: int = 0
+    """Pieces of streams that have come."""
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """Texts that are not those of the undisturbed run."""
@@ -80,8 +86,12 @@ class Load:
     def __exit__(self, *_: object) -> None:
         """Let every caller finish what it has asked for."""
         self._stop.set()
-        self._thread.join(2 * REQUEST_TIMEOUT_S)
-        assert not self._thread.is_alive(), "a caller waits for ever"
+        before = -1
+        while self._thread.is_alive():
+            num_got = self.account.num_done + self.account.num_pieces
+            assert num_got > before, "a caller waits for ever"
+            before = num_got
+            self._thread.join(SILENT_S)
         if self._error is not None:
             raise self._error
 
@@ -108,10 +118,7 @@ class Load:
         keys = list(itertools.product(PROMPTS, LENGTHS))
         async with AsyncClient(self._run_dir) as client:
             completions = await asyncio.gather(
-                *(
-                    client.generate(prompt, sampling(length), timeout=REQUEST_TIMEOUT_S)
-                    for prompt, length in keys
-                )
+                *(client.generate(prompt, sampling(length)) for prompt, length in keys)
             )
         self._texts = {key: completion.text for key, completion in zip(keys, completions, strict=True)}
 
@@ -119,7 +126,7 @@ class Load:
         streams, http, plain = self._counts
         async with (
             AsyncClient(self._run_dir) as client,
-            httpx.AsyncClient(base_url=self._url, timeout=REQUEST_TIMEOUT_S, limits=LIMITS) as caller,
+            httpx.AsyncClient(base_url=self._url, timeout=None, limits=LIMITS) as caller,
         ):
             await asyncio.gather(
                 *(self._repeat(number, self._stream, client) for number in range(streams)),
@@ -145,12 +152,13 @@ class Load:
 
     def _note_gap(self, last: float) -> float:
         now = time.monotonic()
+        self.account.num_pieces += 1
         self.account.longest_gap_s = max(self.account.longest_gap_s, now - last)
         return now
 
     async def _stream(self, client: AsyncClient, prompt: str, length: int) -> str:
         text, last = "", time.monotonic()
-        async for delta in client.stream(prompt, sampling(length), timeout=REQUEST_TIMEOUT_S):
+        async for delta in client.stream(prompt, sampling(length)):
             text += delta.text
             last = self._note_gap(last)
         return text
