@@ -28,6 +28,7 @@ from carousel.server.request.unknown_fields import (
     has_float_for_integer,
     has_unknown_field,
     joined,
+    type_info,
     unknown_field,
 )
 from runtime.base.errors import InvalidRequest
@@ -162,7 +163,7 @@ def _choices_at(kind: object, path: str) -> list[str]:
     """Return the allowed values at a path such as `messages[0].role` in a body of a type; none if there is no
     list of them.
     """
-    nodes = [_type_info(kind)]
+    nodes = [type_info(kind)]
     for step in _STEP.findall(path):
         nodes = [inner for node in _members(nodes) for inner in _inside(node, step)]
     return [
@@ -171,11 +172,6 @@ def _choices_at(kind: object, path: str) -> list[str]:
         if isinstance(node, inspect.LiteralType)
         for value in node.values
     ]
-
-
-@cache
-def _type_info(kind: Hashable) -> inspect.Type:
-    return inspect.type_info(kind)
 
 
 def _members(nodes: list[inspect.Type]) -> Iterator[inspect.Type]:

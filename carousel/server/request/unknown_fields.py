@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -233,11 +233,17 @@ def _whole_items(items: list[Any]) -> list[Any]:
 
 
 @cache
+def type_info(kind: Hashable) -> inspect.Type:
+    """Return what msgspec knows of a type. It takes up to 8 ms to find out, and is found out once."""
+    return inspect.type_info(kind)
+
+
+@cache
 def integer_list_fields(kind: type) -> frozenset[str]:
     """Return the fields of a type of objects that accept lists of integers, or lists of such lists, but of no
     other numbers.
     """
-    info = inspect.type_info(kind)
+    info = type_info(kind)
     assert isinstance(info, inspect.StructType)
     return frozenset(field.encode_name for field in info.fields if _has_integers(field.type))
 
@@ -252,7 +258,7 @@ def _has_integers(kind: inspect.Type) -> bool:
 @cache
 def integer_fields(kind: type) -> frozenset[str]:
     """Return the fields of a type of objects that accept integers but no other numbers."""
-    info = inspect.type_info(kind)
+    info = type_info(kind)
     assert isinstance(info, inspect.StructType)
     return frozenset(field.encode_name for field in info.fields if _is_integer(field.type))
 
