@@ -44,6 +44,8 @@ from runtime.wire.status_page import StatusPage
 CONTROL_TIMEOUT_S = 5.0
 MIN_MAX_IDS = 1 << 16
 DEFAULT_MODEL = "default"
+MAX_LONG_ANSWERS = 64 << 20
+"""Maximum number of bytes of long answers that wait to be formatted."""
 
 
 class ServedModel(NamedTuple):
@@ -89,7 +91,7 @@ class ServerState:
     """The latest request of /health_generate."""
     snapshots: SharedSnapshot = field(init=False)
     long_answers: FairThreads = field(init=False)
-    """Thread that formats long answers."""
+    """Thread that formats long answers, which count in bytes."""
     bodies: BodyPool = field(init=False)
     body_pace: BodyPace = field(init=False)
     places: Places = field(init=False)
@@ -109,7 +111,13 @@ class ServerState:
         self.quiet = QuietStreams(config.sse_keep_alive_interval)
         self.adapters = AdaptersFile(None, config.adapter_paths)
         self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
-        self.long_answers = FairThreads(1, "answers", self._has_several_tenants)
+        self.long_answers = FairThreads(
+            1,
+            "answers",
+            self._has_several_tenants,
+            max_waiting=MAX_LONG_ANSWERS,
+            queue=("long answers", "the thread that formats them"),
+        )
         self.bodies = BodyPool(self._has_several_tenants)
         self.body_pace = BodyPace(lambda: self.bodies.num_bodies)
         self.vectors = VectorRoom(self._has_several_tenants)

@@ -138,10 +138,12 @@ class Generation(Response):
             vectors: RoomForVectors | None = None
             if prompts.are_embedded:
                 vectors = stack.enter_context(self._server.vectors.held(prompts.tenant.name))
-            completions = await WholeAnswer(prompts, places, vectors, at_once).completions()
-        num_bytes = sum(each.num_packed_bytes for each in completions) if prompts.has_large_parts else 0
-        pieces = iter(self._answer.pieces(completions))
-        first = await first_piece(prompts, pieces, completions, is_parsed=self._answer.is_parsed)
+            is_parsed = self._answer.is_parsed
+            whole = WholeAnswer(prompts, places, vectors, at_once, is_parsed=is_parsed)
+            completions = await whole.completions()
+            num_bytes = sum(each.num_packed_bytes for each in completions) if prompts.has_large_parts else 0
+            pieces = iter(self._answer.pieces(completions))
+            first = await first_piece(prompts, pieces, completions, is_parsed=is_parsed)
         # From here on the answer has what it needs of them.
         del completions
         self._shown = self._ended()

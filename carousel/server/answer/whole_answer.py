@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -18,8 +19,8 @@ to 20 ms where they are tool calls.
 """
 MANY_COPIED_CHARS = 1 << 18
 """The same for an answer whose text is not parsed. So many take 1 ms, and 4 ms with their ids."""
-CHARS_OF_WORK = 64
-"""Number of characters of an answer that count as one where such answers wait for each other."""
+BYTES_OF_ID = 40
+"""Bytes of an id in a list: a pointer, and an integer of Python's."""
 
 
 class RoomForVectors(Protocol):
@@ -36,12 +37,22 @@ class WholeAnswer:
     """Run of all prompts, each of which begins when there is room for it."""
 
     def __init__(
-        self, prompts: RunningPrompts, places: HeldPlaces, vectors: RoomForVectors | None, at_once: int
+        self,
+        prompts: RunningPrompts,
+        places: HeldPlaces,
+        vectors: RoomForVectors | None,
+        at_once: int,
+        *,
+        is_parsed: bool = False,
     ) -> None:
-        """`places` are held for the sequences of `at_once` prompts. `vectors` is None for generated text."""
+        """`places` are held for the sequences of `at_once` prompts. `vectors` is None for generated text.
+        `is_parsed` is that of the Format: to parse text may take longer than to generate it, so the places
+        are kept until then.
+        """
         self._prompts = prompts
         self._places = places
         self._vectors = vectors
+        self._keeps_places = is_parsed
         self._room = asyncio.Semaphore(at_once)
         self._num_unbegun = len(prompts.submissions) - at_once
         """Number of prompts that wait for others of the request to end."""
@@ -74,7 +85,7 @@ class WholeAnswer:
                     raise aborted_by_server()
                 if self._num_unbegun:
                     self._num_unbegun -= 1  # the next prompt takes its places
-                else:
+                elif not self._keeps_places:
                     self._places.give_back(prompts.num_sequences)
                 return completion
         finally:
@@ -91,8 +102,17 @@ async def first_piece(
     num_chars = sum(len(each.text) + len(each.token_ids) for one in completions for each in one.outputs)
     # Of thousands that come together those in the thread's line would be kept, and nobody counts them.
     if num_chars > (MANY_CHARS if is_parsed else MANY_COPIED_CHARS):
-        work = num_chars // CHARS_OF_WORK
-        return await prompts.server.long_answers.run(prompts.tenant.name, make_first, work)
+        return await prompts.server.long_answers.run(prompts.tenant.name, make_first, _num_bytes(completions))
     if prompts.has_large_parts:
         return await asyncio.to_thread(make_first)
     return make_first()
+
+
+def _num_bytes(completions: Sequence[Completion]) -> int:
+    """Return the number of bytes that completions hold."""
+    of_outputs = sum(
+        sys.getsizeof(each.text) + BYTES_OF_ID * len(each.token_ids)
+        for completion in completions
+        for each in completion.outputs
+    )
+    return of_outputs + sum(each.num_packed_bytes for each in completions)

@@ -15,8 +15,8 @@ from runtime.base.errors import Overloaded, RateLimited
 T = TypeVar("T")
 
 MAX_WAITING_CHARS = 1 << 24
-"""Maximum number of characters, or ids, that wait for all threads; further calls are refused. The number of
-prompts is not limited: a thousand short ones at once are a usual load and take no time.
+"""Maximum number of characters, or ids, that wait for threads by default; further calls are refused. The
+number of prompts is not limited: a thousand short ones at once are a usual load and take no time.
 """
 CHARS_PER_CALL = 1 << 10
 """Cost of a call, in characters, in addition to its text."""
@@ -25,13 +25,24 @@ CHARS_PER_CALL = 1 << 10
 class FairThreads:
     """Threads of one event loop. The calls of one tenant keep their order, and tenants take turns."""
 
-    def __init__(self, num_threads: int, name: str, is_divided: Callable[[], bool]) -> None:
-        """`is_divided` returns True if there are several tenants."""
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        is_divided: Callable[[], bool],
+        *,
+        max_waiting: int | None = None,
+        queue: tuple[str, str] = ("prompts", "the tokenizer of the HTTP server"),
+    ) -> None:
+        """`is_divided` returns True if there are several tenants. `max_waiting` is the limit of what waits,
+        in characters, or in the unit that all calls use. `queue` names what waits and for what, for errors.
+        """
         self._threads = ThreadPoolExecutor(num_threads, name)
         self._num_free = num_threads
         self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
         """Calls that wait for a thread, by tenant; the tenant whose turn it is comes first."""
-        self._chars = Shares(MAX_WAITING_CHARS, is_divided)
+        self._chars = Shares(MAX_WAITING_CHARS if max_waiting is None else max_waiting, is_divided)
+        self._queue = queue
 
     async def run(self, tenant: str, work: Callable[[], T], num_chars: int) -> T:
         """Do the work in one of the threads. A tenant without waiting calls is let in, whatever the size of
@@ -54,9 +65,10 @@ class FairThreads:
             chars.give_back(tenant, cost)
 
     def _refusal(self, tenant: str, cost: int) -> Overloaded:
+        what, threads = self._queue
         if not self._chars.may_have(tenant, cost):
-            return RateLimited("too many prompts of this API key wait for the tokenizer of the HTTP server")
-        return Overloaded("too many prompts wait for the tokenizer of the HTTP server")
+            return RateLimited(f"too many {what} of this API key wait for {threads}; try again later")
+        return Overloaded(f"too many {what} wait for {threads}; try again later")
 
     async def _turn_of(self, tenant: str) -> None:
         """Wait for a thread."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carousel.server import server_state
+from carousel.server.answer.whole_answer import BYTES_OF_ID
 from carousel.server.chat import answer as answer_module
 from carousel.server.chat.answer import PIECE_CHARS, AnswerParser
 from carousel.server.chat.events import Event
@@ -17,7 +21,8 @@ from carousel.server.tenancy.entrance import Entrance
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
-from tests.harness.ring.fake_ring import finish, output
+from tests.harness.ring.fake_ring import WAIT_S, finish, output
+from tests.harness.ring.launched import wait_until
 
 CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
 NUM_CALLS = 400
@@ -37,6 +42,7 @@ MESSAGES: dict[str, Any] = {
     "tools": [{"name": "f", "input_schema": PARAMETERS}],
 }
 REQUESTS = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES}
+CHAT_PATH = "/v1/chat/completions"
 all_apis = pytest.mark.parametrize("path", list(REQUESTS))
 
 
@@ -118,3 +124,62 @@ def test_what_has_gathered_for_a_slow_reader_is_parsed_in_pieces(
     assert max(size for _, size in parsed) <= PIECE_CHARS
     assert num_turns >= NUM_CALLS * len(CALL) // PIECE_CHARS - 1
     assert len(set(re.findall(rb"call_[0-9a-f]{24}", data))) == (NUM_CALLS if is_shown else 1)
+
+
+@pytest.fixture
+def held_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Keeps the thread that formats long answers at the first of them until the event is set."""
+    release = threading.Event()
+    push = AnswerParser.push
+
+    def held(self: AnswerParser, text: str) -> list[Event]:
+        if threading.current_thread().name == "answers_0":
+            release.wait(WAIT_S)
+        return push(self, text)
+
+    monkeypatch.setattr(answer_module.AnswerParser, "push", held)
+    yield release
+    release.set()
+
+
+def statuses(callers: list[socket.socket]) -> list[int]:
+    return [int(caller.recv(1 << 16).split()[1]) for caller in callers]
+
+
+def test_long_answers_wait_in_their_places(tmp_path: Path, held_thread: threading.Event) -> None:
+    """So many may wait as may run or queue. They gave their places to others, and any number waited."""
+    with (
+        http_front(
+            tmp_path,
+            answer,
+            tool_call_parser="hermes",
+            context_length=1 << 14,
+            max_running_requests=2,
+            max_queued_requests=2,
+        ) as front,
+        ExitStack() as stack,
+    ):
+        callers = [stack.enter_context(front.open_raw(CHAT_PATH, **CHAT)) for _ in range(4)]
+        wait_until(lambda: len(front.ring.requests) == 4, WAIT_S, "all are generated")
+        assert front.chat(**CHAT).status_code == 503, "there is no place for a fifth one"
+        held_thread.set()
+        assert statuses(callers) == [200] * 4
+        assert front.chat(**CHAT).status_code == 200
+
+
+def test_bytes_of_long_answers_that_wait_are_bounded(
+    tmp_path: Path, held_thread: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = NUM_CALLS * (len(CALL) + BYTES_OF_ID)
+    monkeypatch.setattr(server_state, "MAX_LONG_ANSWERS", 5 * size // 2)
+    with (
+        http_front(tmp_path, answer, tool_call_parser="hermes", context_length=1 << 14) as front,
+        ExitStack() as stack,
+    ):
+        callers = [stack.enter_context(front.open_raw(CHAT_PATH, **CHAT)) for _ in range(2)]
+        wait_until(lambda: len(front.ring.requests) == 2, WAIT_S, "both are generated")
+        refused = front.chat(**CHAT)
+        assert refused.status_code == 503
+        assert "too many long answers wait" in refused.json()["error"]["message"]
+        held_thread.set()
+        assert statuses(callers) == [200] * 2
