@@ -100,7 +100,7 @@ class LongTexts:
         """
         tenant = job.request.tenant
         threads = self._shorter if opens_template or num_chars <= MAX_SHORTER_CHARS else self._longest
-        if is_medium:
+        if is_medium and not opens_template:
             threads = self._medium
         ids = threads.submit(tenant, max(num_chars, 1), encode)
         long = LongPrompt(job, prompt_field, num_chars, ids, is_medium)

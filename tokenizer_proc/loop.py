@@ -273,10 +273,10 @@ class TokenizerLoop:
             return False
         encode = partial(self._encode_all, job, field)
         num_chars = prompt_cost(job.request)
-        if num_chars > MAX_MEDIUM_CHARS or opens_template:
+        if num_chars > MAX_MEDIUM_CHARS:
             self._encode_long(job, field, num_chars, encode, opens_template=opens_template)
         else:
-            self._encode_medium(job, field, cost, encode)
+            self._encode_medium(job, field, cost, encode, opens_template=opens_template)
         return True
 
     def _encode_long(
@@ -289,21 +289,26 @@ class TokenizerLoop:
         opens_template: bool = False,
     ) -> None:
         """Let a thread encode a text, unless too much of the tenant waits already."""
-        if num_chars > MAX_MEDIUM_CHARS:
-            self._long.check_room(job, num_chars)
+        self._long.check_room(job, num_chars)
         self._admission.on_way.begin(job.request.tenant, len(job.handles))
         encode = self._in_hand.later(job.suspect, job.request.tenant, encode)
         self._long.add(job, field, num_chars, encode, opens_template=opens_template)
 
     def _encode_medium(
-        self, job: Job, field: PromptField, num_chars: int, encode: Callable[[], IntArray]
+        self,
+        job: Job,
+        field: PromptField,
+        num_chars: int,
+        encode: Callable[[], IntArray],
+        *,
+        opens_template: bool = False,
     ) -> None:
         """Let a thread encode a text. When many of the tenant wait for that, its next messages do."""
         tenant = job.request.tenant
         self._admission.on_way.begin(tenant, len(job.handles))
         self._arrivals.begin_encoding(tenant, num_chars)
         encode = self._in_hand.later(job.suspect, job.request.tenant, encode)
-        self._long.add(job, field, num_chars, encode, is_medium=True)
+        self._long.add(job, field, num_chars, encode, is_medium=True, opens_template=opens_template)
 
     def _encode_all(self, job: Job, field: PromptField) -> IntArray:
         """Convert all texts of a request to ids, and return those of its prompt. Called in a thread."""

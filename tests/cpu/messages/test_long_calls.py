@@ -147,7 +147,7 @@ def statuses(callers: list[socket.socket]) -> list[int]:
 
 
 def test_long_answers_wait_in_their_places(tmp_path: Path, held_thread: threading.Event) -> None:
-    """So many may wait as may run or queue. They gave their places to others, and any number waited."""
+    """They gave their places to others before, and any number waited."""
     with (
         http_front(
             tmp_path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from runtime.wire.messages import (
 from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
+from tests.harness.ring.launched import SLACK
 from tests.harness.ring.tokenizer_ring import (
     CLIENT,
     LONG_TEXT,
@@ -246,6 +248,29 @@ def test_a_conversation_that_takes_its_template_long_is_left_to_a_thread(
     ring.send(request(0, **fields))
     ring.loop.turn()
     assert ring.loop.num_encoding == 1
+    ring.loop.close()
+
+
+def test_few_conversations_are_taken_while_the_template_is_loaded(demo: Tokenizer) -> None:
+    """Any number was kept, whatever their size. What is beyond MAX_ENCODING_CHARS waits where it is."""
+    opened, own = threading.Event(), (ChatMessage("user", "x" * 60_000),)
+
+    class Loading(Templated):
+        is_template_open = False
+
+        def apply_chat_template(self, *_args: Any, **_options: Any) -> str:
+            assert opened.wait(5.0 * SLACK)
+            self.is_template_open = True
+            return "x"
+
+    ring = Ring(Loading(demo))
+    ring.send(*(request(seq, messages=own) for seq in range(12)))
+    while ring.loop.turn():
+        pass
+    assert ring.loop.num_encoding == 5
+    opened.set()
+    assert len(ring.finish()) == 12
+    assert not ring.refusals()
     ring.loop.close()
 
 
