@@ -7,6 +7,7 @@ gets all masks in one. All hypotheses begin at the matcher of the search, which 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,20 @@ from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
 
 
 @dataclass(slots=True, eq=False)
+class _Made:
+    """Hypotheses of a message that have been followed."""
+
+    matchers: list[Matcher] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
+    are_complete: list[bool] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class _Search:
     matchers: list[Matcher] = field(default_factory=list)
+    messages: deque[BranchMatchers] = field(default_factory=deque)
+    """Messages whose hypotheses have yet to be followed; `made` is of the first."""
+    made: _Made = field(default_factory=_Made)
     excess_s: float = 0.0
     """CPU time beyond the allowance of its tokens."""
 
@@ -44,25 +57,39 @@ class Branches:
         self._on_progress = on_progress
         self._searches: dict[bytes, _Search] = {}
 
-    def branch(self, start: Matcher, message: BranchMatchers) -> BranchStates | None:
-        """Make matchers and masks of these hypotheses of a search, whose matcher is `start`. Returns None if
-        they continue hypotheses that are not there any more, or only in an earlier grammar process. Raises
-        BranchBroken if one cannot go on.
+    def add(self, message: BranchMatchers) -> None:
+        """Take the hypotheses of a search, which `step` follows."""
+        self._searches.setdefault(message.handle, _Search()).messages.append(message)
+
+    def has_work(self, handle: bytes) -> bool:
+        search = self._searches.get(handle)
+        return search is not None and bool(search.messages)
+
+    def step(self, start: Matcher, handle: bytes) -> BranchStates | None:
+        """Follow one hypothesis of a search, whose matcher is `start`, and make its mask. Returns the answer
+        if it was the last of its message. One that continues hypotheses which are not there any more, or only
+        in an earlier grammar process, has no answer. Raises BranchBroken if a hypothesis cannot go on.
         """
-        search = self._searches.setdefault(message.handle, _Search())
-        matchers, masks, are_complete = [], [], []
-        for parent, packed in message.entries:
+        search = self._searches[handle]
+        message, made = search.messages[0], search.made
+        if len(made.masks) < len(message.entries):
+            parent, packed = message.entries[len(made.masks)]
             if parent >= len(search.matchers):
+                search.messages.popleft()
+                search.made = _Made()
                 return None
             before = None if parent == FROM_THE_START else search.matchers[parent]
             matcher, mask = self._go_on(search, start, before, packed)
             if matcher.is_error() or search.excess_s > MAX_EXCESS_S:
-                raise BranchBroken(message.handle, cause_of(self._vocabulary, start, matcher))
-            matchers.append(matcher)
-            masks.append(mask)
-            are_complete.append(matcher.is_accepting())
-        search.matchers = matchers
-        return BranchStates(message.handle, message.num_tokens, tuple(masks), tuple(are_complete))
+                raise BranchBroken(handle, cause_of(self._vocabulary, start, matcher))
+            made.matchers.append(matcher)
+            made.masks.append(mask)
+            made.are_complete.append(matcher.is_accepting())
+        if len(made.masks) < len(message.entries):
+            return None
+        search.messages.popleft()
+        search.matchers, search.made = made.matchers, _Made()
+        return BranchStates(handle, message.num_tokens, tuple(made.masks), tuple(made.are_complete))
 
     def close(self, handle: bytes) -> bool:
         """Drop the hypotheses of a search. Returns False if there are none."""

@@ -14,7 +14,7 @@ from grammar_proc.branches import BranchBroken, Branches
 from grammar_proc.compiler import GuideCompiler
 from grammar_proc.guides.followed_guides import FollowedGuides
 from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
-from grammar_proc.matchers import GuideBroken, GuideUsedUp, MaskPlace, Matchers
+from grammar_proc.matchers import AT_ONCE_S, GuideBroken, GuideUsedUp, HypothesesDue, MaskPlace, Matchers
 from runtime.base.mask_memory import MaskMemory
 from runtime.ring.suspects.in_hand import SequencesInHand
 from runtime.wire.format import Message
@@ -35,13 +35,13 @@ from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Inbox, Outbox
 
 MAX_DRAIN = 256
+MAX_DRAIN_BYTES = 1 << 20
+"""Bytes of messages after which no further one is read in a turn. A guide of the maximum length takes a
+millisecond to read and to hash.
+"""
 MAX_STATES = 64
 """Maximum number of states in one message, so that the first ones need not wait for the last."""
 BUSY_WAIT_S = 0.02
-TELL_S = 0.025
-"""Seconds after which what has arrived meanwhile is looked at before further masks are made: it may be from a
-tenant whose turn it is.
-"""
 
 
 class GrammarLoop:
@@ -97,11 +97,12 @@ class GrammarLoop:
 
     def turn(self) -> float:
         """Do all pending work. Returns the seconds after which to call it again if nothing arrives."""
-        for message in self._inbox.drain(MAX_DRAIN) if self._flush() else ():
+        for message in self._inbox.drain(MAX_DRAIN, MAX_DRAIN_BYTES) if self._flush() else ():
             self._receive(message)
         self._guides.poll()
         began = time.monotonic()
-        while self._matchers.has_news and time.monotonic() - began < TELL_S:
+        # What has arrived meanwhile may be from a tenant whose turn it is.
+        while self._matchers.has_news and time.monotonic() - began < AT_ONCE_S:
             self._tell(MAX_STATES)
         self._guides.make_room()
         self._flush()
@@ -124,7 +125,9 @@ class GrammarLoop:
         elif isinstance(message, CloseMatcher):
             self._guides.close(message.handle)
         elif isinstance(message, BranchMatchers):
-            self._branch(message)
+            if self._matchers.copy_of(message.handle) is not None:
+                self._branches.add(message)
+                self._matchers.search(message.handle)
         elif isinstance(message, ForgetMatchers):
             self._matchers.clear()
             self._branches.clear()
@@ -150,24 +153,29 @@ class GrammarLoop:
 
     # -- masks ----------------------------------------------------------------------------------------------
 
-    def _branch(self, message: BranchMatchers) -> None:
-        copy = self._matchers.copy_of(message.handle)
-        if copy is None:
-            return
+    def _branch(self, handle: bytes) -> GuideCopy | None:
+        """Follow a hypothesis of a search, and make its mask. Returns its copy of the guide if that is used
+        up.
+        """
+        copy = self._matchers.copy_of(handle)
+        if copy is None or not self._branches.has_work(handle):
+            return None
         self._meter.touch((copy,))
         try:
-            self._matchers.take_in_hand(message.handle)
-            states = self._branches.branch(copy.start, message)
+            self._matchers.take_in_hand(handle)
+            states = self._branches.step(copy.start, handle)
             self._matchers.put_down()
         except BranchBroken as error:
             self._matchers.put_down()
             if error.is_used_up and not copy.is_for_one:
-                self._guides.move(copy)
-                return
-            self._guides.give_up(message.handle, error)
-            return
+                return copy
+            self._guides.give_up(handle, error)
+            return None
         if states is not None:
             self._masks_out.send(states)
+        if self._branches.has_work(handle):
+            self._matchers.search(handle)
+        return None
 
     def _tell(self, most: int) -> None:
         states: list[MatcherState] = []
@@ -177,6 +185,9 @@ class GrammarLoop:
                 self._guides.give_up(each.handle, each)
             elif isinstance(each, GuideUsedUp):
                 used_up[each.copy] = None
+            elif isinstance(each, HypothesesDue):
+                if (copy := self._branch(each.handle)) is not None:
+                    used_up[copy] = None
             else:
                 states.append(each)
         if states:

@@ -30,6 +30,12 @@ FAIR_STEP_S = 0.025
 """CPU seconds that one token of a sequence may take without being counted. All other sequences wait
 meanwhile.
 """
+AT_ONCE_S = 0.01
+"""Seconds that the work of a tenant may take at once, beyond one mask."""
+CALMING = 0.8
+"""Share of what a tenant's last masks took that its next ones are taken to need at least, so that a few quick
+ones are no reason to make very many at once.
+"""
 MAX_TENANTS = 256
 """Tenants whose shares of the time are remembered."""
 MAX_EXCESS_S = 0.5
@@ -53,6 +59,8 @@ class _Entry:
     tenant: str = ""
     matcher: Matcher | None = None
     """None: the output has yet to be followed."""
+    num_new: int = 0
+    """Number of the last ids that the matcher has yet to follow."""
     is_due: bool = False
     """True if its state has to be sent as soon as it has a copy."""
     num_moves: int = 0
@@ -111,11 +119,11 @@ class _TimeShares:
 
     def num_at_once(self, tenant: str) -> int:
         """Return how many of a tenant's masks are made before it may be another tenant's turn."""
-        return max(1, int(FAIR_STEP_S / max(self._each_s.get(tenant, FAIR_STEP_S), 1e-6)))
+        return max(1, int(AT_ONCE_S / max(self._each_s.get(tenant, AT_ONCE_S), 1e-6)))
 
     def spend(self, tenant: str, seconds: float, num_masks: int) -> None:
         self._had_s[tenant] = self._had_s.get(tenant, 0.0) + seconds
-        self._each_s[tenant] = seconds / num_masks
+        self._each_s[tenant] = max(seconds / num_masks, CALMING * self._each_s.get(tenant, 0.0))
 
 
 class GuideBroken(InvalidRequest):
@@ -132,6 +140,12 @@ class GuideUsedUp(NamedTuple):
     """
 
     copy: GuideCopy
+
+
+class HypothesesDue(NamedTuple):
+    """It is the turn of a search whose next hypothesis is to be followed."""
+
+    handle: bytes
 
 
 class Matchers:
@@ -154,6 +168,8 @@ class Matchers:
         self._entries: dict[bytes, _Entry] = {}
         self._changed: dict[bytes, None] = {}
         """Handles of sequences whose state has to be sent."""
+        self._searching: dict[bytes, None] = {}
+        """Handles of searches with hypotheses to follow."""
         self._shares = _TimeShares()
         self._num_of: Counter[str] = Counter()
         """Number of open matchers of each tenant."""
@@ -167,7 +183,7 @@ class Matchers:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._changed)
+        return bool(self._changed or self._searching)
 
     def open(
         self,
@@ -191,20 +207,23 @@ class Matchers:
         self.resume(handle, copy)
 
     def advance(self, news: MatcherNews) -> None:
-        """Follow new ids. News for an earlier matcher of the handle has no effect."""
+        """Take new ids, which are followed when it is the sequence's turn. News for an earlier matcher of the
+        handle has no effect.
+        """
         entry, ids = self._entries.get(news.handle), _ids(news.ids)
         if entry is None or ids is None or entry.num_tokens + len(ids) != news.num_tokens:
             return
         entry.ids += news.ids
         entry.guesses = news.guesses
-        if ids and entry.matcher is not None:
-            self.in_hand.show_only((entry.shown,))
-            self._consume(entry, ids)  # a failure sets the error of the matcher
-            self.in_hand.put_all_down()
+        entry.num_new += len(ids)
         if entry.copy is None:
             entry.is_due = True
         else:
             self._changed[news.handle] = None
+
+    def search(self, handle: bytes) -> None:
+        """Give a search a turn, as `news` has them."""
+        self._searching[handle] = None
 
     def copy_of(self, handle: bytes) -> GuideCopy | None:
         """Return the copy of its guide that a sequence follows."""
@@ -227,6 +246,7 @@ class Matchers:
         entry.num_moves += is_move
         entry.is_due |= is_due or handle in self._changed
         self._changed.pop(handle, None)
+        self._searching.pop(handle, None)
 
     def resume(self, handle: bytes, copy: GuideCopy) -> None:
         """Have a sequence follow another copy of its guide, from the start of its output."""
@@ -248,10 +268,12 @@ class Matchers:
         if entry.copy is not None:
             entry.copy.handles.pop(handle, None)
         entry.copy = entry.matcher = None
+        entry.num_new = 0
 
     def close(self, handle: bytes) -> None:
         entry = self._entries.pop(handle, None)
         self._changed.pop(handle, None)
+        self._searching.pop(handle, None)
         if entry is not None:
             self._leave(handle, entry)
             self._num_of[entry.tenant] -= 1
@@ -262,12 +284,12 @@ class Matchers:
         for handle in list(self._entries):
             self.close(handle)
 
-    def news(self, most: int) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+    def news(self, most: int) -> Iterator[MatcherState | GuideBroken | GuideUsedUp | HypothesesDue]:
         """Yield the states of up to `most` sequences that have changed; those that cannot go on are closed.
         Sequences without guesses come first and by themselves, because the others take longer, and so do long
         outputs that have to be followed from their start. One of which grammar processes have died comes
-        first and alone. If there are several tenants, those of one come,
-        and no more than probably take FAIR_STEP_S.
+        first and alone. All are of one tenant, and if there are several no more than probably take AT_ONCE_S.
+        Behind them comes a search, whose time counts until the next value is asked for.
         """
         alone = next(filter(self._must_be_alone, self._changed), None) if self.in_hand.has_alone else None
         if alone is not None:
@@ -279,15 +301,22 @@ class Matchers:
         handles = plain or quick
         if not handles:
             handles, most = list(self._changed), 1
-        if len(self._num_of) < 2:
-            yield from self._states(handles[:most])
+        tenants = {self._entries[handle].tenant for each in (handles, self._searching) for handle in each}
+        if not tenants:
             return
-        tenant = self._shares.next_of({self._entries[handle].tenant for handle in handles})
+        tenant = self._shares.next_of(tenants)
         handles = [handle for handle in handles if self._entries[handle].tenant == tenant]
-        handles = handles[: min(most, self._shares.num_at_once(tenant))]
+        if len(self._num_of) > 1:
+            most = min(most, self._shares.num_at_once(tenant))
+        handles = handles[:most]
         began = time.monotonic()
         yield from self._states(handles)
-        self._shares.spend(tenant, time.monotonic() - began, len(handles))
+        search = next((each for each in self._searching if self._entries[each].tenant == tenant), None)
+        if search is not None:
+            del self._searching[search]
+            yield HypothesesDue(search)
+        num_masks = len(handles) + (search is not None)
+        self._shares.spend(tenant, time.monotonic() - began, num_masks)
 
     def _must_be_alone(self, handle: bytes) -> bool:
         return self.in_hand.must_be_alone(request_of(self._entries[handle].shown))
@@ -302,15 +331,34 @@ class Matchers:
         self.in_hand.put_all_down()
 
     def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+        if not handles:
+            return
+        handles, refusals = self._follow_some(handles)
         self.in_hand.show_only([self._entries[handle].shown_now for handle in handles])
-        states = list(self._states_in_hand(handles))
+        states = list(self._states_in_hand(handles, refusals))
         self.in_hand.put_all_down()
         yield from states
 
-    def _states_in_hand(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+    def _follow_some(self, handles: Sequence[bytes]) -> tuple[Sequence[bytes], list[InvalidRequest | None]]:
+        """Follow the outputs of some sequences, until this has taken AT_ONCE_S. Returns those that were
+        followed, with the error of each whose guide does not allow its output.
+        """
         self._meter.read()  # what has come before is not theirs
+        began = time.monotonic()
+        refusals: list[InvalidRequest | None] = []
+        for handle in handles:
+            entry = self._entries[handle]
+            if entry.matcher is None or entry.num_new:
+                self.in_hand.show_only((entry.shown,))
+            refusals.append(self._follow(entry))
+            if time.monotonic() - began > AT_ONCE_S:
+                break
+        return handles[: len(refusals)], refusals
+
+    def _states_in_hand(
+        self, handles: Sequence[bytes], refusals: Sequence[InvalidRequest | None]
+    ) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
         entries = [self._entries[handle] for handle in handles]
-        refusals = [self._follow(entry) for entry in entries]
         masks = self._masks(entries)
         for handle, entry, mask, refusal in zip(handles, entries, masks, refusals, strict=True):
             del self._changed[handle]
@@ -333,10 +381,13 @@ class Matchers:
         self._meter.read()
 
     def _follow(self, entry: _Entry) -> InvalidRequest | None:
-        """Follow the output of a sequence that has no matcher. Returns the error if the guide does not allow
-        it.
+        """Follow the new ids of a sequence, all of its output if it has no matcher. Returns the error if the
+        guide does not allow an output that has to be followed from its start.
         """
+        num_new, entry.num_new = entry.num_new, 0
         if entry.matcher is not None:
+            if num_new:
+                self._consume(entry, _ids(bytes(entry.ids[-num_new * TOKEN_BYTES :])) or [])
             return None
         assert entry.copy is not None
         self._meter.touch((entry.copy,))
@@ -387,15 +438,15 @@ class Matchers:
                 return
             yield _Behind(mask, matcher.is_accepting())
 
-    def _consume(self, entry: _Entry, ids: list[int]) -> bool:
+    def _consume(self, entry: _Entry, ids: list[int]) -> None:
+        """Follow ids. A failure sets the error of the matcher."""
         assert entry.matcher is not None
         assert entry.copy is not None
         self._meter.touch((entry.copy,))
         self._on_progress()
         began = time.thread_time()
-        matches = entry.matcher.consume_tokens(ids)
+        entry.matcher.consume_tokens(ids)
         entry.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * len(ids))
-        return matches
 
     def _masks(self, entries: Sequence[_Entry]) -> Sequence[IntArray]:
         self._on_progress()

@@ -37,6 +37,7 @@ from scheduler_proc.features import mask_patience
 from scheduler_proc.features.beam_search.search_guide import SearchGuide
 from scheduler_proc.features.grammar_client import GrammarClient
 from tests.cpu.beams.test_beams_against_transformers import checkpoint
+from tests.harness.guides.branched import branched
 from tests.harness.ring.beam_draws import Draw, Found, assert_same, draws, plain_draw, searched
 from tests.harness.ring.serving_ring import Generated, Ring, Setting
 
@@ -96,7 +97,7 @@ class NearGrammar:
             self._matchers.open(message.handle, opened, b"")
         elif isinstance(message, BranchMatchers):
             copy = self._matchers.copy_of(message.handle)
-            states = None if copy is None else self._branches.branch(copy.start, message)
+            states = None if copy is None else branched(self._branches, copy.start, message)
             if states is not None:
                 self._answers.append(states)
         elif isinstance(message, AdvanceMatchers):

@@ -195,7 +195,7 @@ def test_guesses_and_hypotheses_are_in_hand_as_such(
     while watched.ring.loop.turn() == 0.0:
         pass
     pieces: list[frozenset[bytes]] = []
-    for owner, name in ((Matchers, "_masks"), (Branches, "branch")):
+    for owner, name in ((Matchers, "_masks"), (Branches, "step")):
         original: Any = getattr(owner, name)
 
         def noting(made: Any, *arguments: Any, original: Any = original) -> Any:

@@ -99,7 +99,7 @@ class GrammarRing:
         trial: Any = self.trial
         self.loop = GrammarLoop(inbox, outbox, outbox, vocabulary, trial, in_hand=in_hand)
 
-    def _drain(self, most: int) -> list[Any]:
+    def _drain(self, most: int, max_bytes: int) -> list[Any]:
         messages, self.received = self.received, []
         return messages
 

@@ -28,6 +28,7 @@ from runtime.wire.messages import (
 )
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.mask_slots import MaskSlots
+from tests.harness.guides.branched import branched
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 
 MAX_DELAY_S = 0.4
@@ -172,7 +173,7 @@ class FakeGrammar:
         if message.handle not in self._ids:
             return
         assert self.branches is not None, "a search without a grammar process that knows branches"
-        states = self.branches.branch(self.start_of(self._guides[message.handle]), message)
+        states = branched(self.branches, self.start_of(self._guides[message.handle]), message)
         if states is not None:
             self._answers.append((self.now_s() + self.delay_s(message.handle), states))
 
