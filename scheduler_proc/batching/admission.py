@@ -52,9 +52,9 @@ class Admission:
         """Give rows to waiting requests until one does not fit.
 
         Requests that are not ready yet are skipped. When a request does not fit because of other tenants'
-        shares, all requests of its tenant are skipped. newcomers: the only requests to consider, all of them
-        waiting; None: all waiting requests in the policy's order. If beam widths are drained, nothing is
-        skipped and requests start in the order of arrival.
+        shares, or waits for rows of its own tenant, all requests of its tenant are skipped. newcomers: the
+        only requests to consider, all of them waiting; None: all waiting requests in the policy's order. If
+        beam widths are drained, nothing is skipped and requests start in the order of arrival.
         """
         waiting = self._lifecycle.waiting
         admitted: list[int] = []
@@ -91,6 +91,7 @@ class Admission:
                     gate.note_started(req)
             elif gate is None and adder.was_withheld:
                 held_back.add(tenant_of(req.namespace))
+                num_passed_over += 1
             else:
                 break
         if admitted:

@@ -87,7 +87,9 @@ class PrefillAdder:
         self.num_missing = 0
         """Number of pages that the last row that could not continue lacked."""
         self.was_withheld = False
-        """True if the last request that was not admitted lacked pages that are withheld for other tenants."""
+        """True if the last request that was not admitted lacked pages that are withheld for other tenants, or
+        waits for rows of its own tenant.
+        """
 
     def can_admit(self) -> bool:
         """Return True if a row is free and the step has room for a waiting request."""
@@ -190,7 +192,10 @@ class PrefillAdder:
         # Locked before the room is counted, so that the request's own prefix does not count as evictable.
         kv.cache.lock(prefix.node)
         if not self._capacity.try_promise(req, prefix, 0 if is_plain else cost.pages):
-            self.was_withheld = kv.guard.num_withheld(prefix.node, kv.num_pages_for(req.max_len)) > 0
+            num_final = kv.num_pages_for(req.max_len)
+            self.was_withheld = kv.guard.num_withheld(prefix.node, num_final) > 0 or (
+                kv.guard.waits_for_its_own(prefix.node, num_final - prefix.num_pages)
+            )
             kv.cache.unlock(prefix.node)
             return False
         if not is_plain and cost.slots:

@@ -101,6 +101,30 @@ class ShareGuard:
         account: CacheAccount = node.account
         return account.num_rows > 0 and account.num_over + num_missing > 0
 
+    def is_within_share(self, account: CacheAccount, num_more: int) -> bool:
+        """Return True if the pages that the tenant's requests use, and num_more, are within its share."""
+        self._settle()
+        return account.num_locked + account.num_private + num_more <= account.entitled
+
+    def waits_for_its_own(self, node: CacheNode, num_more: int) -> bool:
+        """Return True if a waiting request with a lease on `node` waits for rows of its own tenant: with
+        num_more pages, and all that these rows may take until they end, the tenant would be beyond its share.
+        """
+        if not self.is_needed:
+            return False
+        account, rows = node.account, self._rows
+        held = self.rows_of(account)
+        if not len(held):
+            return False
+        num_final = -(-rows.max_len[held] // self._page_size)
+        num_more += int((num_final - self._tables.num_pages[held]).sum())
+        return not self.is_within_share(account, num_more)
+
+    def rows_of(self, account: CacheAccount) -> RowArray:
+        """Return the rows that the tenant's requests hold."""
+        is_own = [req.lease.account is account for req in self._rows.holders()]
+        return self._rows.running[np.array(is_own, np.bool_)]
+
     def _settle(self) -> None:
         self.count_rows()
         self._ledger.settle()

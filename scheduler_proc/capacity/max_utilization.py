@@ -63,10 +63,22 @@ class MaxUtilization:
         room = self._kv.pages.num_free + self._kv.cache.num_evictable - self._promised_pages
         if self._ledger.has_several:
             room -= self._kv.guard.num_withheld(prefix.node, num_missing)
-        if num_missing > room:
+        if num_missing > room and not self._is_owed(prefix, num_missing):
             return False
         self._promised_pages += num_missing
         return True
+
+    def _is_owed(self, prefix: Prefix, num_missing: int) -> bool:
+        """Return True if num_missing pages are there now, and keep the tenant within its share together with
+        all that its rows are expected to take. What others are expected to take beyond their shares does not
+        count: their rows give way when pages are short.
+        """
+        if not self._ledger.has_several:
+            return False
+        guard, account = self._kv.guard, prefix.node.account
+        return guard.is_within_share(account, num_missing + self.pages_wanted(guard.rows_of(account))) and (
+            num_missing <= self._kv.num_available - self._ledger.num_withheld(account)
+        )
 
     def has_room_for(self, num_pages: int) -> bool:
         """Return True if num_pages pages could be promised to newcomers together."""
@@ -75,9 +87,13 @@ class MaxUtilization:
     def note_seated(self, num_taken: int) -> None:
         self._promised_pages -= num_taken
 
-    def pages_wanted(self) -> int:
-        """Return how many pages the running requests are expected to take in addition to those they hold."""
-        rows, held = self._rows, self._rows.running
+    def pages_wanted(self, held: RowArray | None = None) -> int:
+        """Return how many pages these rows are expected to take in addition to those they hold. held: running
+        rows; None: all of them.
+        """
+        rows = self._rows
+        if held is None:
+            held = rows.running
         num_tokens = rows.num_tokens[held]
         left = np.minimum(rows.max_len[held] - num_tokens, MAX_ESTIMATED_TOKENS)
         final_len = num_tokens + np.ceil(left * self.new_token_ratio).astype(np.int64)

@@ -11,6 +11,7 @@ import pytest
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import TokenizedRequest
 from scheduler_proc.batching import admission
+from scheduler_proc.capacity.max_utilization import MaxUtilization
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.simulation.sim_system import System
 
@@ -126,6 +127,51 @@ def test_a_tenant_below_its_share_takes_from_whoever_is_there() -> None:
         system.step()
         assert who_runs(system) == [5, 6]
         assert cached(system) == 8, "its own, since it has all of its share"
+
+
+def test_what_others_may_still_take_beyond_their_share_keeps_nobody_from_its_own() -> None:
+    """After a retraction, rows of long outputs are expected to take more pages than there are. A tenant
+    within its share waited for one of them to end, though it needed three pages and nineteen were there.
+    """
+    with with_hot_prefix(num_pages=64, conservativeness=0.3) as system:
+        send(system, *(of_b(n, 8, 80) for n in (2, 3, 4, 5)))
+        while not system.lifecycle.num_retracted:
+            system.step()
+        capacity = system.scheduler.capacity
+        assert isinstance(capacity, MaxUtilization)
+        assert capacity.pages_wanted() > system.kv.num_available - 3 == 16
+        send(system, message(6, [*HOT, 1, 2], 4, namespace=A))
+        system.step()
+        assert who_runs(system) == [2, 3, 4, 6]
+        run_until_idle(system)
+        assert sorted(map(len, system.detokenizer.tokens.values())) == [1, 4, 80, 80, 80, 80]
+
+
+@pytest.mark.parametrize(("capacity", "num_rows"), [("max_utilization", 4), ("guaranteed_no_evict", 2)])
+def test_who_waits_for_rows_of_its_own_tenant_holds_up_nobody_else(capacity: str, num_rows: int) -> None:
+    """The tenant is within its share, of which its rows may still take more than all."""
+    with with_hot_prefix(num_pages=64, capacity=capacity) as system:
+        flood = [of_b(2 + n, 8, 80) for n in range(num_rows + 2)]
+        send(system, *flood, message(20, [*HOT, 1, 2], 4, namespace=A))
+        system.step()
+        assert who_runs(system) == [*range(2, 2 + num_rows), 4 + num_rows]
+        run_until_idle(system)
+        assert len(system.detokenizer.closed) == num_rows + 4
+
+
+def test_a_tenant_whose_rows_may_take_all_of_its_share_waits_for_them() -> None:
+    """Else it would give up rows again and again, and each time more is expected of the rows of all."""
+    with with_hot_prefix(num_pages=64, conservativeness=0.3) as system:
+        send(system, *(of_b(n, 8, 80) for n in (2, 3, 4, 5)))
+        while not system.lifecycle.num_retracted:
+            system.step()
+        capacity = system.scheduler.capacity
+        assert isinstance(capacity, MaxUtilization)
+        capacity.new_token_ratio = 1.0
+        send(system, message(6, [6] * 4, 60, namespace=A), message(7, [7] * 4, 64, namespace=A))
+        system.step()
+        assert who_runs(system) == [2, 3, 4, 6], "16 and 17 pages, of which 32 are its half"
+        run_until_idle(system)
 
 
 def test_a_higher_priority_takes_from_its_own_tenant_alone_beyond_the_share() -> None:
