@@ -53,6 +53,7 @@ class TenantsReload:
     def _read(self) -> None:
         """Replace the table, or log why it stays as it is. The content of the files is never logged."""
         try:
+            _check_no_pipe(self._config)
             tenants = read_tenants(self._config)
             with self._writing:
                 if self._is_closed:
@@ -63,6 +64,15 @@ class TenantsReload:
         else:
             logger.info("API keys read again: %s", _difference(self._tenants, tenants))
             self._tenants = tenants
+
+
+def _check_no_pipe(config: RuntimeConfig) -> None:
+    """Raise ConfigError if a file of keys is a pipe. A pipe is read once, when the launch starts; to read it
+    again may never end, and would let no later change of the keys take effect.
+    """
+    for setting, path in (("api_keys", config.api_keys), ("api_key_file", config.api_key_file)):
+        if path and Path(path).is_fifo():
+            raise ConfigError(f"{setting}: {path} is a pipe, which cannot be read again; put a file there")
 
 
 def _difference(old: Tenants, new: Tenants) -> str:

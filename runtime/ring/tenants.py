@@ -146,7 +146,7 @@ def _read_sections(config: RuntimeConfig) -> dict[str, _Section]:
     path = Path(config.api_keys)
     try:
         tables = tomllib.loads(_read_text("api_keys", path))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"api_keys: {path} is not TOML: {error}") from None
     sections = {name: _section(path, name, table) for name, table in tables.items()}
     if not sections:

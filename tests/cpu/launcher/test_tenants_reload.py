@@ -89,6 +89,30 @@ def test_a_mistake_in_the_new_keys_changes_nothing(
     assert not supervisor._stopping
 
 
+def test_a_pipe_in_the_place_of_the_keys_keeps_no_later_ones_out(
+    supervisor: Supervisor, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody writes into it, and no hangup was heard any more once one had begun to read it."""
+    keys.unlink()
+    os.mkfifo(keys, 0o600)
+    hang_up(supervisor)
+    assert f"the API keys stay as they are: api_keys: {keys} is a pipe" in caplog.text
+    keys.unlink()
+    keys.write_text(AFTER)
+    keys.chmod(0o600)
+    hang_up(supervisor)
+    assert names(supervisor) == {"alice", "carol"}
+
+
+def test_keys_that_are_nested_without_end_change_nothing(
+    supervisor: Supervisor, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys.write_text("alice = " + "[" * 100_000)
+    hang_up(supervisor)
+    assert f"the API keys stay as they are: api_keys: {keys} is not TOML" in caplog.text
+    assert names(supervisor) == {"alice", "bob"}
+
+
 def test_a_disk_that_hangs_keeps_no_process_from_being_watched(
     supervisor: Supervisor, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
