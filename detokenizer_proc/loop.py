@@ -18,7 +18,10 @@ from detokenizer_proc.clients import Clients, ConnectedClient
 from detokenizer_proc.tensors import Tensors
 from detokenizer_proc.text_stream import Refusal, TextStream
 from detokenizer_proc.timelines import Timelines
+from runtime.base.errors import RequestError
+from runtime.ring.suspects.in_hand import StreamsInHand
 from runtime.text.codec import Decoders
+from runtime.wire.error_info import error_info
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import (
     HANDLE_BYTES,
@@ -63,6 +66,8 @@ MAX_KEPT_BYTES = 1 << 18
 PIECE_TOKENS = 64
 _HANDLES = struct.Struct(f"{HANDLE_BYTES}s")
 _IDS = struct.Struct(f"{TOKEN_BYTES}s")
+CAME_TO_AN_END = frozenset({"stop", "length", "stop_string"})
+"""Reasons of the end of a sequence that has all of its text."""
 LAGGED = "the client did not read its output for too long"
 
 
@@ -71,6 +76,8 @@ class Live(NamedTuple):
 
     stream: TextStream
     client: ConnectedClient
+    place: bytes = b""
+    """Its place in the roster while it is in hand; empty if nothing is shown."""
 
 
 class SchedulerOutbox(KeepingOutbox[AbortRequest | StopMatched]):
@@ -100,10 +107,11 @@ class DetokenizerLoop:
         piece_tokens: int = PIECE_TOKENS,
         stream_interval: int = 1,
         engine_epoch: Callable[[], int] = lambda: 0,
+        in_hand: StreamsInHand | None = None,
     ) -> None:
         """piece_tokens: number of tokens sent at a time for requests that are not streamed. stream_interval:
         the same for those that are, after their first token. engine_epoch: returns the epoch of the running
-        engine; 0: unknown, so every engine is believed.
+        engine; 0: unknown, so every engine is believed. in_hand: None if nobody is told what is worked on.
         """
         self._inbox = inbox
         self._scheduler = SchedulerOutbox(scheduler.send)
@@ -121,6 +129,7 @@ class DetokenizerLoop:
         self._piece_tokens = piece_tokens
         self._stream_interval = stream_interval
         self._shown_epoch = engine_epoch
+        self._in_hand = in_hand or StreamsInHand()
         self._engine_epoch = 0
         """Epoch of the newest engine that was seen."""
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
@@ -149,6 +158,7 @@ class DetokenizerLoop:
         for message in self._inbox.drain(MAX_DRAIN):
             self.num_received += 1
             self._handle(message)
+            self._in_hand.rest()
         self._deliver(now)
         self._clients.maintain(now)
         self._cut_off_slow_readers(now)
@@ -201,10 +211,15 @@ class DetokenizerLoop:
         if not self._drop_lower_attempt(handle):
             return
         try:
+            place = self._in_hand.take(handle, opened.content)
             tail = unpack_ids(opened.prompt_tail).tolist()
             decoder = self._decoders.open(tail, skip_special_tokens=opened.skip_special_tokens)
             piece_tokens = self._stream_interval if opened.stream else self._piece_tokens
-            live = Live(TextStream(opened, decoder, self._decoders.text_of, piece_tokens), client)
+            live = Live(TextStream(opened, decoder, self._decoders.text_of, piece_tokens), client, place)
+        except RequestError as error:
+            self._scheduler.abort((handle,))
+            self._send(client, Refusal(handle, error_info(error)))
+            return
         except Exception as error:
             self._log_failure(handle, error)
             self._scheduler.abort((handle,))
@@ -275,14 +290,17 @@ class DetokenizerLoop:
         tokens = unpack_ids(packed).tolist()
         stops = stop_positions(batch, tokens) if batch.closed else ()
         lives, unsent = self._live, self._unsent
+        show = self._in_hand.work_on if self._in_hand.is_shown else None
         columns = zip(_HANDLES.iter_unpack(handles), tokens, _IDS.iter_unpack(packed), strict=True)
         for index, ((handle,), token, (id_bytes,)) in enumerate(columns):
             live = lives.get(handle)
             if live is None:
                 continue
-            stream, client = live
+            stream, client, place = live
             if stream.matched is not None:
                 continue  # output after a stop string is dropped
+            if show is not None:
+                show(place)
             try:
                 if stops and index in stops:
                     stream.push_stop_token(token, id_bytes)
@@ -298,6 +316,7 @@ class DetokenizerLoop:
     def _show(self, hypothesis: HypothesisSoFar) -> None:
         live = self._live.get(hypothesis.handle)
         if live is not None:
+            self._in_hand.work_on(live.place)
             live.stream.show(hypothesis.tokens)
             self._send(live.client, live.stream)
 
@@ -305,7 +324,8 @@ class DetokenizerLoop:
         live = self._live.get(record.handle)
         if live is None:
             return
-        stream, client = live
+        stream, client, place = live
+        self._in_hand.work_on(place)
         try:
             stream.add_prompt_logprobs(record)
         except Exception as error:
@@ -322,7 +342,7 @@ class DetokenizerLoop:
             live = self._live.get(entry.handle)
             if live is None:
                 continue
-            stream, client = live
+            stream, client, _ = live
             if stream.matched is not None and entry.name.startswith("generation_"):
                 # A row of an additional output belongs to the token before the one that it came with.
                 num_kept = stream.num_tokens - (entry.name != "generation_logits")
@@ -338,6 +358,7 @@ class DetokenizerLoop:
         live = self._live.get(record.handle)
         if live is None:
             return
+        self._in_hand.work_on(live.place)
         try:
             live.stream.add_logprobs(record)
         except Exception as error:
@@ -348,6 +369,7 @@ class DetokenizerLoop:
         if live is None:
             return
         self._forget(closed.handle)
+        self._in_hand.work_on(live.place)
         if closed.trace is not None:
             # The turn may have begun before the scheduler sent it.
             at_s = max(self._now, *(stamp.at_s for stamp in closed.trace.stamps[-1:]))
@@ -360,6 +382,8 @@ class DetokenizerLoop:
             return
         if live.stream.finish is not None and closed.trace is not None:
             self._timelines.add(live.stream.label, closed.handle, live.stream.finish)
+        if closed.reason in CAME_TO_AN_END:
+            self._in_hand.finish(live.place)
         self._send(live.client, live.stream)
 
     def _refuse(self, failed: RequestFailed) -> None:

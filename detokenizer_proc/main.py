@@ -14,6 +14,7 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.ring.known_tenants import KnownTenants
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.ring.ring_status import ring_status
+from runtime.ring.suspects.in_hand import StreamsInHand
 from runtime.ring.tcp_gate import TcpGate
 from runtime.text.selection import open_decoders, open_tokenizer
 from runtime.wire.transport import Waiter
@@ -58,6 +59,7 @@ def main(context: ProcessContext) -> None:
         slow_reader_timeout_s=config.slow_reader_timeout,
         stream_interval=config.stream_interval,
         engine_epoch=lambda: context.status.read("scheduler").epoch,
+        in_hand=StreamsInHand.open_of(context.endpoints, context.index),
     )
     waiter = Waiter([inbox.socket, *(router.socket for router in routers), context.stop_wake.fd])
     # Vocabularies are a million objects that never change: keep the collector from walking them.

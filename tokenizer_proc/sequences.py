@@ -140,14 +140,20 @@ class SequenceMaker:
         contents = (job.adapter, job.prompt_table)
         space = namespace(tenant, request.cache_salt, self._secret, *contents, extra_ids=request.extra_ids)
         words = ids if job.prompt_table is None else ids[ids < vocab_size]
-        opens = [msgspec.Raw(self._encode_open(_stream_open(job, handle, words))) for handle in job.handles]
+        contents_of = [
+            content_of_sequence(content_in(job.suspect), job.sampling.of_sequence(number))
+            for number in range(len(job.handles))
+        ]
+        opens = [
+            msgspec.Raw(self._encode_open(_stream_open(job, handle, words, content)))
+            for handle, content in zip(job.handles, contents_of, strict=True)
+        ]
         is_search = job.sampling.num_beams > 1
         for number, handle in enumerate(job.handles[:1] if is_search else job.handles):
-            own = job.sampling.of_sequence(number)
             yield TokenizedRequest(
                 handle=handle,
                 input_ids=input_ids,
-                sampling=job.sampling if is_search else own,
+                sampling=job.sampling if is_search else job.sampling.of_sequence(number),
                 stream_open=opens[number],
                 priority=request.priority,
                 namespace=space,
@@ -168,11 +174,11 @@ class SequenceMaker:
                 more_opens=tuple(opens[1:]) if is_search else (),
                 prompt_table=job.prompt_table,
                 shows_hypotheses=is_search and request.stream,
-                content=content_of_sequence(content_in(job.suspect), own),
+                content=contents_of[number],
             )
 
 
-def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
+def _stream_open(job: Job, handle: bytes, ids: IntArray, content: bytes) -> StreamOpen:
     request, sampling = job.request, job.sampling
     return StreamOpen(
         handle=handle,
@@ -186,6 +192,7 @@ def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
         skip_special_tokens=sampling.skip_special_tokens,
         min_tokens=sampling.min_tokens,
         resume=request.resume,
+        content=content,
     )
 
 

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 OURS = re.compile(
     r"(adapters|config|state|tenants)\.(json|new)|adapters(\.lock)?|tokenizer\.(json|\d+)|events\.jsonl|lock"
     r"|status(\.new)?|launcher_in|scheduler_in|step_results|grammar_(in|out)"
-    r"|profile-[\d-]+\.json|keys|nodes(\.new)?|roster|suspects(_(tokenizer|grammar))?(\.new)?"
-    r"|(api_orders|client_out|detokenizer_in|in_hand_(tokenizer|grammar)|http_spans|metrics|rank_in|ranks|tokenizer_in)\d*"
+    r"|profile-[\d-]+\.json|keys|nodes(\.new)?|roster|suspects(_(detokenizer|tokenizer|grammar))?(\.new)?"
+    r"|(api_orders|client_out|detokenizer_in|in_hand_(detokenizer|tokenizer|grammar)|http_spans|metrics|rank_in|ranks|tokenizer_in)\d*"
 )
 # Others hold the lock for a moment: clients that check which launches are alive, and the guardian of a killed
 # launch while it cleans up.

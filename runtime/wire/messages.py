@@ -232,6 +232,7 @@ class StreamOpen(Record, frozen=True):
     skip_special_tokens: bool = True
     min_tokens: Count = 0
     resume: Resume | None = None
+    content: Content = NO_CONTENT
 
 
 class TokenizedRequest(Message, frozen=True):

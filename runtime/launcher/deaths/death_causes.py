@@ -24,7 +24,7 @@ from runtime.wire.status_page import StatusPage
 
 logger = logging.getLogger(__name__)
 
-JUDGED_ROLES = ("tokenizer", "grammar")
+JUDGED_ROLES = ("tokenizer", "grammar", "detokenizer")
 """Roles outside of the engine whose processes show what they have in hand."""
 ASKED_TO_END = frozenset({0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")

@@ -195,9 +195,11 @@ class InHandDeaths:
         """Count the death of a process, before the next one is started. Raises OSError."""
         found = Seen.read(self._endpoints.in_hand_file(self._role, index))
         seen = _by_request(found)
-        # One that is to be alone is in hand alone. Otherwise nothing is known of a single one.
+        # One that is to be alone is in hand alone. Otherwise nothing is known of a single one, except in a
+        # detokenizer, which never has more.
+        known = self._suspects.watched if self._role == "detokenizer" else self._suspects.alone
         alone = next(iter(seen.present)) if len(seen.present) == 1 else NO_HANDLE
-        solitary = alone if alone in self._suspects.alone else NO_HANDLE
+        solitary = alone if alone in known else NO_HANDLE
         self._watch(self._counts.count(seen, solitary, now_s), found.past, found.pieces)
         self._write()
         return self._counts.verdict

@@ -191,8 +191,10 @@ class SequencesInHand(InHand):
     that were in hand, each in the kind of work that was done for it.
     """
 
-    def __init__(self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS) -> None:
-        super().__init__(roster, suspects, role="grammar")
+    def __init__(
+        self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS, *, role: str = "grammar"
+    ) -> None:
+        super().__init__(roster, suspects, role=role)
         self._shown: Sequence[bytes] = ()
         self._to_come = {key: set(pieces) for key, pieces in suspects.pieces.items()}
         """Pieces of each watched request that have yet to come past."""
@@ -226,6 +228,51 @@ class SequencesInHand(InHand):
         if not pieces:
             del self._to_come[request]
             self._note_past(request)
+
+
+class StreamsInHand(SequencesInHand):
+    """The stream that the only thread of a detokenizer works on. Nothing is shown until one has died of what
+    may have been a request, because showing is done for every token.
+    """
+
+    def __init__(
+        self, roster: Roster | None = None, suspects: Suspects = NO_SUSPECTS, *, is_shown: bool = False
+    ) -> None:
+        super().__init__(roster, suspects, role="detokenizer")
+        self.is_shown = is_shown
+
+    @staticmethod
+    def open_of(endpoints: Endpoints, index: int) -> StreamsInHand:
+        """Make the file of detokenizer number `index`, and read what is known of those before. Raises
+        ConfigError if it cannot be made.
+        """
+        is_shown = endpoints.suspects_file_of("detokenizer").exists()
+        return StreamsInHand(*_opened(endpoints, "detokenizer", index), is_shown=is_shown)
+
+    def take(self, handle: bytes, content: bytes) -> bytes:
+        """Show a new stream. Returns its place. Raises InvalidRequest if detokenizers have died of it."""
+        if not self.is_shown:
+            return b""
+        self.check(suspect_in_hand(handle, content))
+        place = place_of(handle, content, OWNER)
+        self.show_only((place,))
+        return place
+
+    def work_on(self, place: bytes) -> None:
+        """Show this stream from now on, instead of the one before."""
+        if place:
+            self.show_only((place,))
+
+    def rest(self) -> None:
+        """Show nothing."""
+        if self.is_shown:
+            self.show_only(())
+
+    def finish(self, place: bytes) -> None:
+        """Clear a stream that has come to its end."""
+        if place:
+            self.show_only((place,))
+            self.put_all_down()
 
 
 def place_of(handle: bytes, content: bytes, tenant: str, work: int = OUTPUT) -> bytes:

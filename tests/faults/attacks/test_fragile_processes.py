@@ -1,4 +1,6 @@
-"""A request that ends the tokenizer or the grammar process is found out like one that ends the engine."""
+"""A request that ends a tokenizer, a detokenizer or the grammar process is found out like one that ends the
+engine.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,26 @@ def fragile() -> Iterator[FaultyLaunch]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("poison", "options"),
+    ("poison", "stop", "options"),
     [
-        (POISON, {}),
-        ("x " * 40_000 + POISON, {}),
-        ("Once", {"structured_outputs": StructuredOutputsParams(regex=f"({POISON})+")}),
+        (POISON, (), {}),
+        ("x " * 40_000 + POISON, (), {}),
+        ("Once", (), {"structured_outputs": StructuredOutputsParams(regex=f"({POISON})+")}),
+        ("Once", (POISON,), {}),
     ],
-    ids=["short", "long", "guide"],
+    ids=["short", "long", "guide", "stop"],
 )
-def test_a_request_that_ends_a_process_before_the_engine_is_refused_and_no_other(
-    fragile: FaultyLaunch, poison: str, options: dict[str, Any]
+def test_a_request_that_ends_a_process_outside_the_engine_is_refused_and_no_other(
+    fragile: FaultyLaunch, poison: str, stop: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    """Also a text that is so long that a thread encodes it, while others are encoded."""
+    """Also a text that is so long that a thread encodes it, while others are encoded, and one that ends the
+    detokenizer at its third token.
+    """
     num_restarts = len(fragile.events("restart"))
     with Client(fragile.launch.run_dir) as client, ThreadPoolExecutor(9) as pool:
 
         def ask_poison() -> RequestError:
-            few = SamplingParams(max_tokens=4)
+            few = SamplingParams(max_tokens=4, ignore_eos=True, stop=stop)
             with pytest.raises(RequestError) as error:
                 client.generate(poison, few, timeout=REQUEST_TIMEOUT_S, **options)
             return error.value

@@ -12,6 +12,7 @@ import numpy as np
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import Arrival, Delivery, PeerChannel
+from runtime.ring.suspects.in_hand import StreamsInHand
 from runtime.ring.tenants import OWNER
 from runtime.text.incremental import DecoderFactory
 from runtime.text.tokenizer import Tokenizer
@@ -87,6 +88,7 @@ class Ring:
         channel: PeerChannel | None = None,
         engine_epoch: int = 0,
         stream_interval: int = 1,
+        in_hand: StreamsInHand | None = None,
     ) -> None:
         """`channel` replaces the fake peers; no client is connected then. `engine_epoch`: that the ring shows
         and steps have; 0: it shows none. `stream_interval`: tokens of a stream that go out together.
@@ -104,6 +106,7 @@ class Ring:
             slow_reader_timeout_s=SLOW_S,
             stream_interval=stream_interval,
             engine_epoch=lambda: engine_epoch,
+            in_hand=in_hand,
         )
         self.now = 0.0
         self.client = 0 if channel else self.connect(b"peer")

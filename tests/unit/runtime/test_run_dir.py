@@ -203,7 +203,9 @@ def test_no_name_of_an_endpoint_keeps_the_next_launch_out(tmp_path: Path) -> Non
     assert {
         "grammar_in",
         "in_hand_grammar12",
+        "in_hand_detokenizer12",
         "suspects_tokenizer",
+        "suspects_detokenizer",
         "api_orders12",
         "adapters.json",
         "lock",

@@ -76,6 +76,7 @@ def test_the_detokenizer_is_told_all_it_needs_through_the_scheduler(demo: Tokeni
         skip_special_tokens=False,
         min_tokens=3,
         resume=resume,
+        content=message.content,
     )
 
 

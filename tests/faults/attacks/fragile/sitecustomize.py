@@ -1,5 +1,6 @@
-"""Patch of tokenizer and grammar processes, for a launch that has this folder in PYTHONPATH: they end by
-SIGSEGV at a certain text, or in a guide that has it, as a fault in a native library would end them.
+"""Patch of tokenizer, detokenizer and grammar processes, for a launch that has this folder in PYTHONPATH:
+they end by SIGSEGV at a certain text, in a guide that has it, or at the third token of a stream with a stop
+string of its length, as a fault in a native library would end them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,24 @@ def _patch_grammar() -> None:
     Matchers._masks = fragile  # type: ignore[method-assign]
 
 
+def _patch_detokenizer() -> None:
+    import ctypes
+
+    from detokenizer_proc.text_stream import TextStream
+
+    push: Any = TextStream.push
+
+    def fragile(self: TextStream, token: int, packed: bytes) -> Any:
+        strings = self._strings
+        if strings is not None and strings._automaton.max_len == len(POISON) and self.num_tokens == 2:
+            ctypes.string_at(0)
+        return push(self, token, packed)
+
+    TextStream.push = fragile  # type: ignore[method-assign]
+
+
+if "detokenizer_proc.main" in sys.orig_argv:
+    _patch_detokenizer()
 if "tokenizer_proc.main" in sys.orig_argv:
     _patch_tokenizer()
 if "grammar_proc.main" in sys.orig_argv:
