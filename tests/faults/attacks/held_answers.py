@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -163,13 +164,21 @@ def row(name: str, *, is_stream: bool) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--row"]:
-        print(row(sys.argv[2], is_stream=sys.argv[3] == "stream"))
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"answers to measure: {', '.join(SHAPES)}")
+    parser.add_argument("--row", choices=("whole", "stream"), help="print the row of the only answer named")
+    asked = parser.parse_args()
+    if unknown := [name for name in asked.names if name not in SHAPES]:
+        parser.error(f"there is no answer {unknown[0]!r}; there are {', '.join(SHAPES)}")
+    if asked.row:
+        if len(asked.names) != 1:
+            parser.error("--row is for one answer")
+        print(row(asked.names[0], is_stream=asked.row == "stream"))
         return
     print("| answer | MB as it is read | CPU s | growth by 16 of them, MB |\n|---|---|---|---|", flush=True)
-    for name in sys.argv[1:] or SHAPES:
+    for name in asked.names or SHAPES:
         for how in ("whole", "stream"):
-            command = [sys.executable, "-m", "tests.faults.attacks.held_answers", "--row", name, how]
+            command = [sys.executable, "-m", "tests.faults.attacks.held_answers", name, "--row", how]
             subprocess.run(command, check=True)
 
 

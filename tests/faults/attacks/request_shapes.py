@@ -3,7 +3,8 @@ piece of work on its event loop, and the memory it takes beyond the answer.
 
 The server is the real one, over a fake ring that answers at once, so that all CPU time counted is the HTTP
 process's. Its event loop is asyncio's, each of whose callbacks is timed by the CPU time of its thread.
-Run: python -m tests.faults.attacks.request_shapes, for a few minutes; the last line is one JSON object.
+Run: python -m tests.faults.attacks.request_shapes [TEXT ...], for a few minutes, or for the shapes whose path
+or name has one of the texts; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import re
 import tempfile
 import threading
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,7 @@ import pytest
 from carousel.server.garbage import collect_new_objects_alone
 from carousel.server.responses.types import LOGPROBS
 from runtime.wire.format import pack_ids
+from runtime.wire.handle import sibling
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import finish, output
@@ -36,7 +40,14 @@ CONTEXT = 16_384
 MAX_PIECE_S = 0.020
 MAX_MEMORY_BYTES = 64 << 20
 REPEATS = 3
+SETTINGS: dict[str, Any] = {
+    "context_length": CONTEXT,
+    "tool_call_parser": "hermes",
+    "max_running_requests": 256,
+    "max_queued_requests": 4096,
+}
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
@@ -47,10 +58,10 @@ class Shape:
     body: bytes
 
     def request(self) -> bytes:
-        head = (
-            f"POST {self.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        )
-        return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
+        method = "POST" if self.body else "GET"
+        head = f"{method} {self.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        kind = f"Content-Type: application/json\r\nContent-Length: {len(self.body)}\r\n\r\n"
+        return (head + kind).encode() + self.body
 
 
 class Cost(NamedTuple):
@@ -207,6 +218,26 @@ def response_shapes() -> Iterator[Shape]:
         yield Shape(f"{name.decode()}: {label}", RESPONSES, more % (name, value))
 
 
+def crowd_shapes() -> Iterator[Shape]:
+    """Requests for many sequences, prompts or calls."""
+    user = [{"role": "user", "content": "x"}]
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    for stream in (False, True):
+        how = "stream" if stream else "whole"
+        many = {"n": 128, "max_tokens": 90, "logprobs": True, "top_logprobs": 20, "stream": stream}
+        yield Shape(f"n 128 with 20 logprobs, {how}", CHAT, as_json(messages=user, **many))
+        calls = {"n": 128, "max_tokens": 2000, "tools": tools, "stream": stream}
+        yield Shape(f"n 128 with calls, {how}", CHAT, as_json(messages=user, **calls))
+        body = as_json(prompt=["x"] * 1024, max_tokens=1, logprobs=5, echo=True, stream=stream)
+        yield Shape(f"1,024 prompts with echo and logprobs, {how}", COMPLETIONS, body)
+        body = as_json(prompt=["x"] * 8, n=128, max_tokens=16, stream=stream)
+        yield Shape(f"8 prompts with n 128, {how}", COMPLETIONS, body)
+        yield Shape(f"1,024 texts, {how}", GENERATE, as_json(text=["x"] * 1024, stream=stream))
+    for path in ("/v1/models", "/openapi.json"):
+        yield Shape("GET", path, b"")
+
+
 def answer_shapes() -> Iterator[Shape]:
     """Requests of few bytes for much."""
     sampling = {"max_new_tokens": 12_000, "ignore_eos": True}
@@ -245,22 +276,38 @@ def answer_shapes() -> Iterator[Shape]:
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
     """12,000 tokens where many are asked for, 100 at a time; logprobs of all of a prompt of ids."""
-    num_top, asked = request.sampling.logprobs, request.sampling.max_tokens or 1
+    asked = request.sampling.max_tokens or 1
     first: dict[str, Any] = {}
     if request.sampling.prompt_logprobs is not None and request.input_ids:
         count = len(request.input_ids) // 4 - 1
         tops = {"prompt_top_ids": pack_ids([5] * (20 * count)), "prompt_top_logprobs": values(20 * count)}
         first = {"prompt_logprobs": values(count), "prompt_ranks": pack_ids([21] * count), **tops}
     parts = [SequenceOutput(request.handle, "", **first)] if first else []
-    step = 100 if request.stream else asked
+    ends = []
+    for index in range(request.sampling.n):
+        parts += text_of_calls(request, index) if request.tools else tokens(request, index, asked)
+        ends.append(SequenceOutput(sibling(request.handle, index), finish=finish("length", asked)))
+    return parts + ends
+
+
+def tokens(request: GenerateRequest, index: int, asked: int) -> list[SequenceOutput]:
+    """So many tokens of one sequence, 100 at a time in a stream, with the logprobs that are asked for."""
+    num_top = request.sampling.logprobs
+    step, parts = 100 if request.stream else asked, []
     for start in range(0, asked, step):
         count = min(step, asked - start)
         fields: dict[str, Any] = {}
         if num_top is not None:
             top_ids = pack_ids([5] * (num_top * count))
             fields = {"logprobs": values(count), "top_ids": top_ids, "top_logprobs": values(num_top * count)}
-        parts.append(output(request, "x" * count, token_ids=pack_ids([5] * count), **fields))
-    return [*parts, SequenceOutput(request.handle, finish=finish("length", asked))]
+        ids = pack_ids([5] * count)
+        parts.append(output(request, "x" * count, index=index, token_ids=ids, **fields))
+    return parts
+
+
+def text_of_calls(request: GenerateRequest, index: int) -> list[SequenceOutput]:
+    """150 calls of one sequence, all that came while its caller did not read."""
+    return [output(request, CALL * 150, index=index, token_ids=pack_ids([5] * 150))]
 
 
 def values(count: int) -> bytes:
@@ -334,19 +381,21 @@ def measured_front() -> Iterator[tuple[Front, TimedLoop]]:
     loop = TimedLoop()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.harness.http.http_front.uvloop", loop)
-        with http_front(Path(folder), answer, context_length=CONTEXT) as front:
+        with http_front(Path(folder), answer, **SETTINGS) as front:
             front.post("/tokenize", prompt="x")  # loads the tokenizer
             collect_new_objects_alone()  # as the process does that serves
             yield front, loop
 
 
 def main() -> None:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="*", help="text in the path or the name of the shapes to measure")
+    texts = parser.parse_args().text
+    makers = (field_shapes, prompt_shapes, message_shapes, response_shapes, crowd_shapes, answer_shapes)
     shapes = [
-        *field_shapes(),
-        *prompt_shapes(),
-        *message_shapes(),
-        *response_shapes(),
-        *answer_shapes(),
+        shape
+        for shape in chain.from_iterable(make() for make in makers)
+        if not texts or any(text in f"{shape.path} {shape.name}" for text in texts)
     ]
     table: list[dict[str, Any]] = []
     print(
