@@ -30,6 +30,7 @@ from tokenizer_proc.arrivals import (
     Arrivals,
     Arrived,
     encoding_cost,
+    message_cost,
     prompt_cost,
 )
 from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS, LongPrompt, LongTexts
@@ -41,6 +42,10 @@ from tokenizer_proc.validation import PromptField, Validator, may_ask, template_
 MAX_DRAIN = 256
 # Decoding takes 1 to 2 ms. A single message may have more.
 MAX_DRAIN_BYTES = 1 << 20
+MUCH_CHARS = 1 << 20
+"""Cost of a message, in characters, above which it is not handled in the turn in which it was read: 8 MiB
+take up to 18 ms to decode, and 10 to know again (`TextsInHand.take`).
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +99,8 @@ class TokenizerLoop:
         self._batch: list[_TextPrompt] = []
         self._turn_cost = 0
         """Work of this turn, in characters to encode."""
+        self._has_read_much = False
+        """True if messages that the last turn has read wait to be handled."""
         self._long = LongTexts(on_encoded)
         self._in_hand = in_hand or TextsInHand()
         self._solitary: Arrived | None = None
@@ -134,7 +141,8 @@ class TokenizerLoop:
         has_all = self._finish_encoded()
         if not self._routes.flush():
             return self._routes.is_paused
-        self._read()
+        if self._read():
+            return True
         is_first = self._solitary is None
         if (self._solitary or self._is_alone) and not self._turn_alone():
             return not has_all
@@ -182,14 +190,20 @@ class TokenizerLoop:
             self._is_alone = bool(self._long)
         return not self._is_alone
 
-    def _read(self) -> None:
-        if not self._arrivals.may_read:
-            return
+    def _read(self) -> bool:
+        """Read messages, unless those of the last turn have yet to be handled. Returns True if they were so
+        large that they are left to the next turn: it takes long enough to decode them.
+        """
+        if self._has_read_much or not self._arrivals.may_read:
+            self._has_read_much = False
+            return False
         messages, receipt = self._inbox.drain(MAX_DRAIN, MAX_DRAIN_BYTES), self._clock()
         self.num_received += len(messages)
         for message in messages:
             is_again = isinstance(message, GenerateRequest) and not self._admission.is_new(message)
             self._arrivals.add(message, receipt, is_again=is_again)
+            self._has_read_much |= message_cost(message) > MUCH_CHARS
+        return self._has_read_much
 
     def _forward(self, message: AbortRequest | ControlRequest) -> None:
         """Pass on a message that needs no tokenizer."""

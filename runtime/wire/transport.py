@@ -270,12 +270,9 @@ class JoinedInbox:
         self._inboxes = deque(inboxes)
 
     def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
-        """Return messages as each inbox does, `limit` of all and max_bytes of each."""
-        messages: list[Any] = []
+        """Return messages as an inbox does, all of the first one that has any."""
         self._inboxes.rotate()
-        for inbox in self._inboxes:
-            messages += inbox.drain(limit - len(messages), max_bytes)
-        return messages
+        return next(filter(None, (inbox.drain(limit, max_bytes) for inbox in self._inboxes)), [])
 
     def close(self) -> None:
         for inbox in self._inboxes:

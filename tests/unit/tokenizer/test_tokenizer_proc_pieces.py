@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -168,6 +169,20 @@ def test_a_turn_reads_only_so_many_bytes() -> None:
             num_received.append(ring.loop.num_received)
         assert max(np.diff(num_received)) <= 5
         assert len(ring.finish()) == 40
+
+
+def test_a_large_text_is_read_in_one_turn_and_begun_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenizer_proc.loop.MUCH_CHARS", len(LONG_TEXT) - 1)
+    with recorded(context_length=1 << 20) as (ring, tokenizer):
+        tokenizer.gate.clear()
+        ring.send(*(request(seq, text=LONG_TEXT) for seq in range(3)))
+        work = [(0, 0)]
+        while work[-1] != (3, 3):
+            ring.loop.turn()
+            work.append((ring.loop.num_received, ring.loop.num_encoding))
+        assert not any(before[0] < now[0] and before[1] < now[1] for before, now in pairwise(work))
+        tokenizer.gate.set()
+        assert len(ring.finish()) == 3
 
 
 def test_encoded_texts_are_passed_on_in_portions_and_let_others_through() -> None:
