@@ -237,6 +237,10 @@ class Matchers:
     def num_moves(self, handle: bytes) -> int:
         return self._entries[handle].num_moves
 
+    def num_tokens(self, handle: bytes) -> int:
+        """Return the number of tokens of a sequence's output."""
+        return self._entries[handle].num_tokens
+
     def leave(self, handle: bytes, *, is_move: bool = True, is_due: bool = False) -> None:
         """Have a sequence follow its copy no longer, until `resume`. `is_move`: the copy is used up.
         `is_due`: its state has to be sent again in any case.

@@ -42,7 +42,7 @@ REBUILD_BYTES = 8 << 20
 RESUME_BYTES = POOL_BYTES * 3 // 4
 """Bytes of guides up to which sequences are taken up again that wait for memory."""
 MAX_HELD_S = 60.0
-"""Seconds for which a sequence waits for memory."""
+"""Seconds for which a sequence waits for memory without a new token, even if it is taken up meanwhile."""
 RETRY_AFTER_S = 5.0
 
 
@@ -59,10 +59,11 @@ def _no_memory() -> Overloaded:
     )
 
 
-class _Held(NamedTuple):
-    """Grammar whose sequences wait for memory."""
+class _Wait(NamedTuple):
+    """Last wait for memory of a sequence."""
 
-    grammar: ToMake
+    num_tokens: int
+    """Number of tokens of its output when it began to wait."""
     until: float
 
 
@@ -97,8 +98,10 @@ class FollowedGuides:
         """Key of the guide of each sequence."""
         self._maker = GuideMaker(lambda grammar, anew: vocabulary.compile(grammar, anew=anew), self._meter)
         self._num_copies = 0
-        self._held: dict[bytes, _Held] = {}
-        """Sequences that wait for memory."""
+        self._held: dict[bytes, ToMake] = {}
+        """Sequences that wait for memory: handle to grammar. Those that wait together share an object."""
+        self._waits_of: dict[bytes, _Wait] = {}
+        """The last waits of sequences that have waited for memory."""
         self._taken_up = b""
         """Key of the guide for which the last ones of them wait."""
 
@@ -154,6 +157,7 @@ class FollowedGuides:
         self._matchers.close(handle)
         self._branches.close(handle)
         self._held.pop(handle, None)
+        self._waits_of.pop(handle, None)
         self._guide_of.pop(handle, None)
         key = self._waiting_for.pop(handle, None)
         if key is not None:
@@ -288,16 +292,20 @@ class FollowedGuides:
 
     def _hold(self, copy: GuideCopy, handles: list[bytes]) -> None:
         """Have sequences wait for memory."""
-        held = _Held(_grammar_of(copy), time.monotonic() + MAX_HELD_S)
+        until = time.monotonic() + MAX_HELD_S
         self._leave(copy, handles, is_move=False)
-        self._held.update(dict.fromkeys(handles, held))
+        self._held.update(dict.fromkeys(handles, _grammar_of(copy)))
+        for handle in handles:
+            num_tokens, last = self._matchers.num_tokens(handle), self._waits_of.get(handle)
+            if last is None or last.num_tokens != num_tokens:
+                self._waits_of[handle] = _Wait(num_tokens, until)
 
     def _take_up(self) -> None:
         """Take up sequences that have waited for memory, if there is some; refuse those that have waited for
         too long.
         """
         now = time.monotonic()
-        for handle in [handle for handle, held in self._held.items() if held.until <= now]:
+        for handle in [handle for handle in self._held if self._waits_of[handle].until <= now]:
             self.give_up(handle, _no_memory())
         if not self._held or self._taken_up in self._waits:
             return
@@ -306,13 +314,13 @@ class FollowedGuides:
         for copy in copies:
             in_use[copy.tenant] += copy.num_bytes
         left = RESUME_BYTES - self._meter.num_bytes
-        fitting = [held for held in self._held.values() if not copies or held.grammar.num_bytes <= left]
+        fitting = [grammar for grammar in self._held.values() if not copies or grammar.num_bytes <= left]
         if fitting:
-            held = min(fitting, key=lambda each: in_use[each.grammar.tenant])
-            handles = [handle for handle, each in self._held.items() if each is held]
+            grammar = min(fitting, key=lambda each: in_use[each.tenant])
+            handles = [handle for handle, each in self._held.items() if each is grammar]
             for handle in handles:
                 del self._held[handle]
-            self._compile_anew(held.grammar, handles, for_all=False)
+            self._compile_anew(grammar, handles, for_all=False)
             self._taken_up = self._waiting_for[handles[0]]
 
     def give_up(self, handle: bytes, error: RequestError) -> None:

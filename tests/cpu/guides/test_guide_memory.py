@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from grammar_proc import compile_child, loop
 from grammar_proc.compile_child import try_guide
 from grammar_proc.guides import followed_guides, guide_memory
+from grammar_proc.guides.followed_guides import MAX_HELD_S
 from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter, allocated_bytes, largest
 from grammar_proc.guides.ready_guides import GuideMaker, ToMake
 from grammar_proc.vocabulary import GrammarVocabulary
@@ -198,6 +200,34 @@ def test_sequences_that_wait_for_memory_for_too_long_are_told_so(
         (503, "too_many_guides", followed_guides.RETRY_AFTER_S)
     }
     assert (len(bob.ids), bob.error) == (300, None)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_sequence_that_waits_for_memory_again_without_a_token_goes_on_waiting(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """Its time began anew each time, so it could wait for ever."""
+    now_s = 0.0
+    monkeypatch.setattr(followed_guides, "time", SimpleNamespace(monotonic=lambda: now_s))
+    ring = GrammarRing(vocabulary)
+    one = ring.open(b"one", Guide("regex", "[a-z ]{4000}"), 100)
+    while len(one.ids) < 10:
+        ring.turn()
+    ring.loop.turn()  # it is told the last token
+    guides, matchers = ring.loop._guides, ring.loop._matchers
+    for _ in range(3):
+        copy = matchers.copy_of(b"one")
+        assert copy is not None
+        guides._hold(copy, [b"one"])
+        now_s += 0.4 * MAX_HELD_S
+        turn = ring.turn if goes_on else ring.loop.turn
+        num_tokens, deadline = len(one.ids), time.monotonic() + 60.0
+        while matchers.is_waiting(b"one") or (goes_on and len(one.ids) == num_tokens):
+            turn()
+            assert time.monotonic() < deadline
+    ring.run()
+    code = None if one.error is None else one.error.code
+    assert (code, len(one.ids) == 100) == ((None, True) if goes_on else ("too_many_guides", False))
 
 
 def test_a_guide_that_takes_more_than_there_is_ends_its_sequence(
