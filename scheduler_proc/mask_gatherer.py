@@ -37,6 +37,8 @@ class StepPatience(Protocol):
         self, now_s: float, num_masks: int, is_idle: Callable[[], bool], *, has_others: bool
     ) -> None: ...
 
+    def hurry(self) -> None: ...
+
     def end(self, now_s: float) -> None: ...
 
 
@@ -54,6 +56,11 @@ class MaskSource(Protocol):
 
     def look(self) -> None:
         """Take the answers that have arrived."""
+
+
+def _must_be_there(scheduled: ScheduledRow[Request]) -> bool:
+    """Return True if a step does not wait for a row's masks once the worker has nothing else to compute."""
+    return scheduled.is_on_trial if scheduled.guesses else scheduled.sits_out
 
 
 class MaskGatherer:
@@ -89,10 +96,10 @@ class MaskGatherer:
             source.slots.note_launch(batch.step)
             memory = source.slots.memory_name
         began_s = self._now_s()
-        masked = batch.masked()
+        # Those that are awaited come first. Meanwhile the masks of the others may come, too.
+        masked = sorted(batch.masked(), key=_must_be_there)
         if masked and source is not None:
-            # The masks of rows that sit out are there.
-            awaited = [scheduled for scheduled in masked if scheduled.guesses or not scheduled.sits_out]
+            awaited = [scheduled for scheduled in masked if not _must_be_there(scheduled)]
             num_masks = len(awaited) + sum(len(scheduled.guesses) for scheduled in awaited)
             source.patience.begin(began_s, num_masks, is_idle, has_others=self._has_others(batch, masked))
         for scheduled in masked:  # all of them, before the first wait
@@ -104,6 +111,8 @@ class MaskGatherer:
         for scheduled in masked:
             req, make_masks = scheduled.req, scheduled.make_masks
             assert make_masks is not None
+            if source is not None and _must_be_there(scheduled):
+                source.patience.hurry()
             try:
                 made = make_masks(len(scheduled.guesses))
             except RequestError as error:

@@ -29,7 +29,9 @@ WORD_BYTES = 4
 PAUSE = 64
 """Number of tokens for which a sequence makes no guesses after masks behind guesses were late."""
 CAUTION = 32
-"""Number of tokens after any other late mask for which no step waits for masks of the sequence."""
+"""Number of tokens after any other late mask for which no step waits for masks of the sequence. After a
+pause of guesses there are as many for which no step waits for masks behind guesses.
+"""
 
 
 class Guided(RequestFeature):
@@ -59,6 +61,8 @@ class Guided(RequestFeature):
         """Number of tokens of the step in flight that were sampled with a mask."""
         self._guesses_from = 0
         """Number of tokens, prompt included, from which on it may have guesses."""
+        self._trusted_from = 0
+        """The same from which on a step waits for the masks of its guesses."""
         self._overlaps_from = 0
         """The same from which on it is planned before its mask is there."""
         client.open(self)
@@ -86,9 +90,11 @@ class Guided(RequestFeature):
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         row.make_masks = self._masks
         row.masked_by = self
-        row.sits_out = self._req.num_tokens < self._overlaps_from
-        if self._req.num_tokens >= self._guesses_from:
+        num_tokens = self._req.num_tokens
+        row.sits_out = num_tokens < self._overlaps_from
+        if num_tokens >= self._guesses_from:
             row.note_guesses = self._tell
+            row.is_on_trial = row.sits_out or num_tokens < self._trusted_from
 
     def accept(self, sampled: Sampled) -> list[int]:
         req, ids = self._req, sampled.ids
@@ -126,6 +132,7 @@ class Guided(RequestFeature):
         if not is_there or state is None or (num_guesses and state.is_short):
             if num_guesses:
                 self._guesses_from = self._req.num_tokens + PAUSE
+                self._trusted_from = self._guesses_from + CAUTION
             else:
                 self._overlaps_from = self._req.num_tokens + CAUTION
             return NoMask.LATE

@@ -55,6 +55,10 @@ class MaskPatience:
         self._usual_s = LEAST_S + USUAL_S * num_masks if has_others else MAX_WAIT_S
         self._limit_s = self._usual_s + (self._credit_s if has_others else 0.0)
 
+    def hurry(self) -> None:
+        """From now on wait only while the worker computes the current step."""
+        self._limit_s = 0.0
+
     def left_s(self, now_s: float) -> float:
         """Return how long to wait before asking again; 0.0 or less: no longer."""
         if self._idle_s is None:

@@ -235,8 +235,8 @@ GUIDE_MUTANTS = [
         "_is_of_now",
         "state.guesses == self._told",
         "True",
-        4,
-        changes=GUESSED | {"late": 0.15},
+        49,
+        changes=GUESSED | {"guided": 0.95},
     ),
     Mutant(
         "the end allowed behind guesses as before them",

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.messages import FromGrammar
 from scheduler_proc.core.sitting_rows import MAX_SIT_S
+from scheduler_proc.features.guided import CAUTION, PAUSE
 from scheduler_proc.features.mask_patience import (
     LEAST_S,
     MAX_CREDIT_S,
@@ -17,9 +19,10 @@ from scheduler_proc.features.mask_patience import (
     MaskPatience,
 )
 from tests.harness.scheduler.scheduler_parts import run_until_idle
+from tests.harness.simulation import sim_grammar
 from tests.harness.simulation.sim_grammar import FakeGrammar
 from tests.harness.simulation.sim_system import System
-from tests.simulation.scheduler.test_guided_rows import delay, request, serving
+from tests.simulation.scheduler.test_guided_rows import delay, guessing, request, serving
 
 
 def test_rows_whose_masks_never_come_leave_their_places_to_others() -> None:
@@ -115,3 +118,71 @@ def test_tokens_are_on_their_way_before_a_step_waits_for_masks(
         systems.append(system)
         run_until_idle(system, guided, plain)
         assert num_waits > 0
+
+
+def delay_guesses(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> list[int]:
+    """Have masks behind guesses take so many seconds, the last one from then on. Returns the list of how many
+    guesses were told each time.
+    """
+    answer, numbers = FakeGrammar._answer, list[int]()
+
+    def answered(grammar: FakeGrammar, handle: bytes, guesses: bytes = b"") -> None:
+        took_s = (seconds.pop(0) if len(seconds) > 1 else seconds[0]) if guesses else 0.0
+        numbers.extend([len(guesses) // TOKEN_BYTES] if guesses else [])
+        monkeypatch.setattr(FakeGrammar, "delay_s", lambda _, __: took_s)
+        answer(grammar, handle, guesses)
+
+    monkeypatch.setattr(FakeGrammar, "_answer", answered)
+    monkeypatch.setattr(sim_grammar, "SHORT", 0.0)  # it gives none up
+    return numbers
+
+
+def run_guessing(system: System, num_tokens: int, ids: list[int]) -> list[int]:
+    """Run a guided request that guesses right at each token, beside another one. Returns its output."""
+    guided = request(1, "long", max_tokens=num_tokens)
+    guessing(system, [[], ids, [], []], 3, lambda _: False)
+    run_until_idle(system, guided, request(3, "", max_tokens=3 * num_tokens), max_steps=4000)
+    return system.detokenizer.tokens[guided.handle]
+
+
+@pytest.fixture(scope="module")
+def long_output() -> list[int]:
+    asked = request(1, "long", max_tokens=300)
+    with serving(num_pages=1000, max_len=1000) as (system, _):
+        run_until_idle(system, asked, max_steps=2000)
+        return system.detokenizer.tokens[asked.handle]
+
+
+def test_masks_behind_guesses_that_always_take_long_hold_up_others_once(
+    monkeypatch: pytest.MonkeyPatch, long_output: list[int]
+) -> None:
+    """A step of all rows waited for them once in 64 tokens of the row, for as long as there was credit."""
+    numbers = delay_guesses(monkeypatch, [0.2])
+    with serving(depth=1, num_pages=1000, max_len=1000) as (system, _):
+        assert run_guessing(system, 300, long_output) == long_output
+        assert 4 <= len(numbers) <= 6  # it tries now and then
+        assert system.stats.num_late_masks == len(numbers)
+        assert system.stats.mask_wait_s <= LEAST_S + 4 * USUAL_S + MAX_CREDIT_S + 1e-6
+
+
+def test_masks_behind_guesses_that_come_in_time_again_are_used_again(
+    monkeypatch: pytest.MonkeyPatch, long_output: list[int]
+) -> None:
+    """The first come late; the next are there at once. Later ones are waited for as the first."""
+    numbers = delay_guesses(monkeypatch, [0.2, 0.0])
+    with serving(depth=1, num_pages=1000, max_len=1000) as (system, _):
+        assert run_guessing(system, 300, long_output) == long_output
+        assert system.stats.num_late_masks == 1
+        assert len(numbers) > (300 - PAUSE) // 4 - 2
+
+
+@pytest.mark.parametrize(("num_quick", "num_late"), [(CAUTION // 4 - 1, 2), (CAUTION // 4 + 2, 2)])
+def test_a_step_waits_for_guesses_again_only_after_as_many_tokens_in_time(
+    monkeypatch: pytest.MonkeyPatch, long_output: list[int], num_quick: int, num_late: int
+) -> None:
+    delay_guesses(monkeypatch, [0.2, *[0.0] * num_quick, 0.2])
+    with serving(depth=1, num_pages=1000, max_len=1000) as (system, _):
+        run_guessing(system, PAUSE + 4 * num_quick + 20, long_output)
+        assert system.stats.num_late_masks == num_late
+        has_waited = system.stats.mask_wait_s > 0.05
+        assert has_waited == (4 * num_quick > CAUTION)
