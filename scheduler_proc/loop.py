@@ -25,7 +25,9 @@ RETRY_S = 0.002
 not ready. So short that deadlines need no timer.
 """
 PAUSED_S = 0.02
-"""Seconds of sleep while generation is paused. A deadline may be late by as much."""
+"""Seconds of sleep while generation is paused, or if only messages can help. A deadline may be late by as
+much.
+"""
 CHECK_AFTER_IDLE_S = 1.0
 
 
@@ -51,6 +53,8 @@ class SchedulerLoop:
         self._idle_since = self._port.now_s()
         self._is_checked = True
         self._reads = True
+        self._waits_for_masks = False
+        """True if the last turn has taken all masks that had come, and others are to come."""
         self.num_failed_checks = 0
         self._keep_accounts()
 
@@ -70,19 +74,29 @@ class SchedulerLoop:
             self._idle_since = now
             self._is_checked = False
             return 0.0
+        self._waits_for_masks = self._scheduler.waits_for_masks
         if not self._scheduler.is_idle:
-            return PAUSED_S if self._scheduler.controls.is_paused else RETRY_S
+            return PAUSED_S if self._scheduler.controls.is_paused or self._waits_for_masks else RETRY_S
         if not self._is_checked and now - self._idle_since >= CHECK_AFTER_IDLE_S:
             self._check()
         return HEARTBEAT_S / 2
 
     def rest(
-        self, timeout_s: float, wait_for_message: Callable[[float], object], sleep: Callable[[float], object]
+        self,
+        timeout_s: float,
+        wait_for_message: Callable[[float], object],
+        wait_for_masks: Callable[[float], object],
+        sleep: Callable[[float], object],
     ) -> None:
-        """Sleep for as long as a turn has said, or until a message comes. A message that was left in the
-        inbox does not wake it, because it may stay there for long.
+        """Sleep for as long as a turn has said, or until a message comes. wait_for_masks: returns when masks
+        come, too. What was left unread does not wake it, because it may stay there for long.
         """
-        (wait_for_message if self._reads else sleep)(timeout_s)
+        if not self._reads:
+            sleep(timeout_s)
+        elif self._waits_for_masks:
+            wait_for_masks(timeout_s)
+        else:
+            wait_for_message(timeout_s)
 
     def _keep_accounts(self) -> None:
         """Do the work of twice a heartbeat: apply new limits of tenants, charge tenants, and take what the

@@ -141,6 +141,7 @@ def main(context: ProcessContext) -> None:
     scheduler.profile.on_change = heartbeat.show_profile
     loop = SchedulerLoop(scheduler)
     waiter = Waiter([inbox.socket, context.stop_wake.fd])
+    mask_waiter = Waiter([inbox.socket, context.stop_wake.fd, *([masks.socket] if masks else [])])
     # A collection in the middle of a step doubles the 99th percentile of step times, and no object of a
     # request ends in a cycle (tests/cpu/scheduler/test_no_cycles.py).
     gc.collect()
@@ -153,7 +154,7 @@ def main(context: ProcessContext) -> None:
             timeout_s = loop.turn()
             heartbeat.beat_after(loop)
             if timeout_s:
-                loop.rest(timeout_s, waiter.wait, context.stop.wait)
+                loop.rest(timeout_s, waiter.wait, mask_waiter.wait, context.stop.wait)
         if context.is_launch_ending:
             scheduler.fail_all(ErrorInfo("the server is shutting down", "shutting_down", None, 503))
     except ExecutorError as error:

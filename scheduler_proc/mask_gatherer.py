@@ -51,6 +51,10 @@ class MaskSource(Protocol):
     @property
     def patience(self) -> StepPatience: ...
 
+    @property
+    def has_sent_news(self) -> bool:
+        """True if everything has been sent that was to be."""
+
     def send_news(self) -> None:
         """Ask for the masks behind all tokens and guesses that are known."""
 
@@ -85,6 +89,11 @@ class MaskGatherer:
         """
         if self.source is not None:
             self.source.look()
+
+    @property
+    def has_sent_news(self) -> bool:
+        """True if the source of masks was sent all that it needs."""
+        return self.source is not None and self.source.has_sent_news
 
     def gather(self, batch: ScheduleBatch, is_idle: Callable[[], bool]) -> SampleMasks:
         """Return the masks that a step waits for. A row whose mask is late is taken back out of the step, and

@@ -98,12 +98,19 @@ class Port:
         self._grammar = grammar
         self._wait_for_grammar = wait_for_grammar
         self._adapters_dir = adapters_dir
+        self.has_looked_for_masks = False
+        """True if messages of the grammar process were taken in this turn."""
         self.read_time()
 
     # -- time -----------------------------------------------------------------------------------------------
 
+    def begin_turn(self) -> None:
+        """Set the time to now. Called when a turn begins."""
+        self.has_looked_for_masks = False
+        self.read_time()
+
     def read_time(self) -> None:
-        """Set the time to now. Called when a turn begins, and in this class."""
+        """Set the time to now."""
         self._now_s = self._clock()
         self._wall_s = self._wall_clock()
 
@@ -149,6 +156,7 @@ class Port:
         """Return the messages of the grammar process, waiting up to wait_s for the first one."""
         if self._grammar is None:
             return []
+        self.has_looked_for_masks = True
         messages = self._grammar.drain()
         if not messages and wait_s > 0.0:
             self._wait_for_grammar(wait_s)

@@ -74,6 +74,16 @@ class Scheduler:
         )
 
     @property
+    def waits_for_masks(self) -> bool:
+        """True if nobody but the grammar process and the clients can help the live requests: the last step
+        took all masks that had come, and what they are made from was sent.
+        """
+        waits_for_others = (
+            self.output.is_blocked or self.controls.calls.is_open or self.lifecycle.slots.num_loading
+        )
+        return self.port.has_looked_for_masks and self.masks.has_sent_news and not waits_for_others
+
+    @property
     def has_given_way(self) -> bool:
         """True if the engine gives way to another one, and everything that it has computed has been sent."""
         return self.controls.gives_way and not (self.in_flight or self.output.is_blocked)
@@ -88,7 +98,7 @@ class Scheduler:
         live requests. Raises ExecutorError when the executor has become unusable. The requests are then
         unchanged, and the caller decides about them.
         """
-        self.port.read_time()
+        self.port.begin_turn()
         self.profile.begin()
         for message in inbox:
             self.intake.receive(message)

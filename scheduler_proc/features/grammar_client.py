@@ -190,6 +190,10 @@ class GrammarClient:
                 return sequence.is_current
         return True
 
+    @property
+    def has_sent_news(self) -> bool:
+        return not self._news_to_send and not len(self._outbox)
+
     def send_news(self) -> None:
         """Send the new ids and guesses of all sequences."""
         if self._news_to_send:

@@ -72,19 +72,19 @@ def test_a_loop_that_reads_nothing_is_not_woken_by_what_it_does_not_read(
     wait, sleep = Mock(), Mock()
     with running(depth=1) as system:
         loop = loop_of(system)
-        loop.rest(loop.turn(), wait, sleep)
+        loop.rest(loop.turn(), wait, Mock(), sleep)
         assert (wait.call_count, sleep.call_count) == (1, 0)
         system.outbox.refuses = lambda: True
         for number in range(10):
             system.inbox.send(message(number, [], max_tokens=1))
             loop.turn()
         assert system.output.is_full
-        loop.rest(loop.turn(), wait, sleep)
+        loop.rest(loop.turn(), wait, Mock(), sleep)
         assert sleep.call_args_list == [call(RETRY_S)]
         assert wait.call_count == 1
         system.outbox.refuses = lambda: False
         loop.turn()
-        loop.rest(loop.turn(), wait, sleep)
+        loop.rest(loop.turn(), wait, Mock(), sleep)
         assert (wait.call_count, sleep.call_count) == (2, 1)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from runtime.wire.format import TOKEN_BYTES
-from runtime.wire.messages import FromGrammar
+from runtime.wire.messages import ControlRequest, FromGrammar
 from scheduler_proc.core.sitting_rows import MAX_SIT_S
 from scheduler_proc.features.guided import CAUTION, PAUSE
 from scheduler_proc.features.mask_patience import (
@@ -18,6 +22,7 @@ from scheduler_proc.features.mask_patience import (
     USUAL_S,
     MaskPatience,
 )
+from scheduler_proc.loop import PAUSED_S, RETRY_S, SchedulerLoop
 from tests.harness.scheduler.scheduler_parts import run_until_idle
 from tests.harness.simulation import sim_grammar
 from tests.harness.simulation.sim_grammar import FakeGrammar
@@ -186,3 +191,62 @@ def test_a_step_waits_for_guesses_again_only_after_as_many_tokens_in_time(
         assert system.stats.num_late_masks == num_late
         has_waited = system.stats.mask_wait_s > 0.05
         assert has_waited == (4 * num_quick > CAUTION)
+
+
+@contextmanager
+def sitting_out() -> Iterator[tuple[System, FakeGrammar, SchedulerLoop]]:
+    """A loop whose only row sits out, and whose masks come through its port."""
+    with serving(depth=2) as (system, grammar):
+        port = system.port
+        port._grammar = SimpleNamespace(drain=lambda: grammar.news(0.0))
+        port._wait_for_grammar = system.pass_time
+        grammar._client._news = port.grammar_news
+        loop = SchedulerLoop(system.scheduler)
+        system.inbox.send(request(1, "long"))
+        for _ in range(6):
+            system.pass_time(RETRY_S)
+            loop.turn()
+        grammar.is_dead = True
+        while not loop.turn():
+            system.pass_time(RETRY_S)
+        assert system.rows.num_sitting == 1
+        yield system, grammar, loop
+
+
+def rests(system: System, loop: SchedulerLoop) -> tuple[str, float]:
+    """Return what the loop waits for after another turn, and for how long."""
+    system.pass_time(RETRY_S)
+    found: list[tuple[str, float]] = []
+    waits = [partial(lambda name, s: found.append((name, s)), name) for name in ("message", "masks", "time")]
+    loop.rest(loop.turn(), *waits)
+    return found[0]
+
+
+def test_a_loop_whose_rows_sit_out_sleeps_until_their_masks_come() -> None:
+    """It looked for them every 2 ms."""
+    with sitting_out() as (system, grammar, loop):
+        assert rests(system, loop) == ("masks", PAUSED_S)
+        grammar.start()
+        for _ in range(2):  # the matcher is opened again, and its mask comes
+            system.pass_time(RETRY_S)
+            timeout_s = loop.turn()
+        assert timeout_s == 0.0
+
+
+def test_a_loop_does_not_wait_for_masks_that_it_does_not_read() -> None:
+    with sitting_out() as (system, _, loop):
+        system.inbox.send(ControlRequest(1, 1, "pause_generation", mode="in_place"))
+        loop.turn()
+        assert rests(system, loop) == ("message", PAUSED_S)
+
+
+def test_a_loop_whose_rows_sit_out_looks_soon_for_what_wakes_nobody() -> None:
+    with sitting_out() as (system, grammar, loop):
+        grammar._refusal = 1.0  # it has no room
+        system.inbox.send(request(2, "long"))
+        loop.turn()
+        assert rests(system, loop) == ("message", RETRY_S)
+        grammar._refusal = 0.0
+        assert rests(system, loop) == ("masks", PAUSED_S)
+        system.scheduler.lifecycle.slots.num_loading = 1
+        assert rests(system, loop) == ("message", RETRY_S)
