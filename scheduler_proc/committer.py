@@ -39,8 +39,11 @@ class Committer:
         stats: StepStats,
         now_s: Callable[[], float],
         await_masks: Callable[[Sequence[RowGroup]], None],
+        may_anybody_start: Callable[[], bool],
     ) -> None:
-        """await_masks: called with the groups that have got all their results in a step."""
+        """await_masks: called with the groups that have got all their results in a step. may_anybody_start:
+        returns True if a waiting request could start if it had rows and pages.
+        """
         self.lifecycle = lifecycle
         self.kv = lifecycle.kv
         self.rows = lifecycle.kv.rows
@@ -49,6 +52,7 @@ class Committer:
         self.stats = stats
         self._now_s = now_s
         self._await_masks = await_masks
+        self._may_anybody_start = may_anybody_start
         self._held: dict[RowGroup, float] = {}
         """Groups that have all their results, while it is not known yet how they continue, and times up to
         which they keep their places.
@@ -183,18 +187,21 @@ class Committer:
 
     def continue_held(self) -> None:
         """Continue the held groups whose next beams are known by now, and retract those that are held for too
-        long. A group that has lost its rows meanwhile starts again.
+        long, if this lets somebody start. A group that has lost its rows meanwhile starts again.
         """
         if not self._held:
             return
         held, self._held = self._held, {}
+        may_retract = True
         for group, until_s in held.items():
             if not group.has_all() or self._continues(group):
                 continue
-            if self._now_s() < until_s or not len(self.lifecycle.waiting):
-                self._held[group] = until_s
-            else:
+            is_over = self._now_s() >= until_s
+            may_retract = may_retract and (not is_over or self._may_anybody_start())
+            if is_over and may_retract:
                 self.lifecycle.retract(group.head)
+            else:
+                self._held[group] = until_s
 
     def _commit_row(self, scheduled: ScheduledRow[Request], sampled: Sampled) -> None:
         req, row = scheduled.req, scheduled.row

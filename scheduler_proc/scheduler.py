@@ -58,7 +58,14 @@ class Scheduler:
         self.rows = lifecycle.kv.rows
         self.output = lifecycle.output
         self.masks = MaskGatherer(lifecycle, self.stats, port.now_s, port.is_ready)
-        self.committer = Committer(lifecycle, step_log, self.stats, port.now_s, self.masks.await_groups)
+        self.committer = Committer(
+            lifecycle,
+            step_log,
+            self.stats,
+            port.now_s,
+            self.masks.await_groups,
+            builder.admission.has_prepared,
+        )
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
         """Number of steps launched since the start."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
@@ -141,6 +142,19 @@ class Admission:
             return False
         slots = combined_cost(req.features, req.contents).slots
         return not slots or self._lifecycle.slots.prepare(slots, req.seq)
+
+    def has_prepared(self) -> bool:
+        """Return True if a waiting request, of the first MAX_SKIPPED, lacks nothing but a row and pages."""
+        lifecycle = self._lifecycle
+        if lifecycle.only_suspects_may_start:
+            return len(lifecycle.waiting) > 0
+        return any(map(self._seems_prepared, islice(lifecycle.waiting, MAX_SKIPPED)))
+
+    def _seems_prepared(self, req: Request) -> bool:
+        try:
+            return self.is_prepared(req)
+        except RequestError:
+            return False  # the error is raised again when it is admitted
 
     def order(self) -> Iterable[int]:
         """Yield positions of the waiting queue in the order in which they are considered: first starving

@@ -45,7 +45,7 @@ class BatchBuilder:
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._rows = lifecycle.kv.rows
-        self._admission = admission
+        self.admission = admission
         self._phases = phases
         self._limits = limits
         self._preemption = preemption
@@ -73,7 +73,7 @@ class BatchBuilder:
         for rows, admits in self._phases.of(ready):
             self._continue(rows, batch, adder)
             if admits and len(self._lifecycle.waiting) and adder.can_admit() and self.capacity.admits():
-                self._admission.admit(adder, newcomers)
+                self.admission.admit(adder, newcomers)
             if len(batch):
                 break
         adder.reserve_guesses()

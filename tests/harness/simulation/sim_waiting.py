@@ -32,7 +32,7 @@ class WaitingWatch:
         self._turn = self._next_turn = -1
         """The highest start tag that had got a row before this turn of the loop, and after it."""
         self.num_starved = 0
-        admission, preemption = scheduler.builder._admission, scheduler.builder._preemption
+        admission, preemption = scheduler.builder.admission, scheduler.builder._preemption
         self._order = admission.order
         admission.order = self._checked_order  # type: ignore[method-assign]
         if preemption is not None:

@@ -151,7 +151,7 @@ def build(**changes: object) -> tuple[Scheduler, SchedulePolicy]:
     executor.close()
     port = Port(MemoryChannel("scheduler_in"), [RecordingOutbox()], is_client_alone=lambda: True)
     scheduler = build_scheduler(config, frozenset({2}), executor, LIMITS, port)
-    return scheduler, scheduler.builder._admission.policy
+    return scheduler, scheduler.builder.admission.policy
 
 
 def test_no_sequence_may_outgrow_the_pool_the_worker_or_the_context() -> None:

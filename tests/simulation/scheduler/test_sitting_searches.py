@@ -190,7 +190,11 @@ def test_no_search_takes_masks_that_were_asked_for_while_it_waited(
         assert [system.detokenizer.tokens[asked.handle]] == expected
 
 
-def test_a_search_for_whose_places_nobody_waits_keeps_what_it_has_found() -> None:
+@pytest.mark.parametrize("others", [(), (request(3, "long"), search(1))])
+def test_a_search_whose_places_nobody_could_take_keeps_what_it_has_found(
+    others: tuple[TokenizedRequest, ...],
+) -> None:
+    """It had to leave for others that waited for their guides, and so for the same."""
     asked = search(0, 3)
     with searching() as (system, _):
         expected = outputs(system, [asked])
@@ -199,11 +203,14 @@ def test_a_search_for_whose_places_nobody_waits_keeps_what_it_has_found() -> Non
         for _ in range(8):
             system.step()
         grammar.is_dead = True
+        for each in others:
+            system.inbox.send(each)
         for _ in range(round(3 * MAX_HOLD_S / STEP_S)):
             system.step()
         grammar.start()
         run_until_idle(system)
         assert system.lifecycle.num_retracted == 0
+        assert all(each.handle in system.detokenizer.closed for each in others)
         assert [system.detokenizer.tokens[asked.handle]] == expected
 
 

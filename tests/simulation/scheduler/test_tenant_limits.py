@@ -136,7 +136,7 @@ def test_what_is_beyond_max_running_is_in_nobodys_way_and_costs_a_step_nothing()
         for number in range(num):
             system.scheduler.intake.receive(a(number, [5, 6, 7], max_tokens=20))
         looked_at: list[int] = []
-        admission = system.scheduler.builder._admission
+        admission = system.scheduler.builder.admission
         may_start = admission.prefix_if_it_may_start
 
         def noted(req: Any) -> Any:
