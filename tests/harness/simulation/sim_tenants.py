@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +10,10 @@ from typing import Any
 
 import msgspec
 
+from runtime.base.errors import RateLimited
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants
 from runtime.wire.handle import REQUEST_BYTES
+from runtime.wire.messages import TokenizedRequest
 from scheduler_proc.core.request import Request, Status
 from scheduler_proc.intake.limits import QueueShare
 from scheduler_proc.scheduler import Scheduler
@@ -67,6 +70,11 @@ class TenantWatch:
         self._charged: dict[bytes, tuple[str, int]] = {}
         """By handle: whose it is, and what it is to be charged with besides its output."""
         self.num_held = 0
+        self.num_refused: Counter[str] = Counter()
+        """Refusals, by the limit that was reached."""
+        limiter = scheduler.intake.maker.tenant_limits
+        self._check_limits = limiter.check
+        limiter.check = self._checked_limits  # type: ignore[method-assign]
         self._add, self._refuse = self._lifecycle.add, self._lifecycle.refuse
         self._lifecycle.add = self._checked_add  # type: ignore[method-assign]
         self._lifecycle.refuse = self._checked_refuse  # type: ignore[method-assign]
@@ -87,6 +95,30 @@ class TenantWatch:
     def _level(self, account: Account[Request]) -> float:
         name = account.tenant.name
         return self._levels[name] - (self._num_used(account) - self._used[name])
+
+    def _checked_limits(self, message: TokenizedRequest, num_live: int, **options: bool) -> None:
+        """Assert that whoever is refused has as much as it may, counted from the requests."""
+        live = [req for req in self._lifecycle.requests.values() if req.tenant == message.tenant]
+        try:
+            self._check_limits(message, num_live, **options)
+        except RateLimited as error:
+            text, limits = str(error), self._lifecycle.accounts.of(message.tenant).limits
+            if "max_waiting" in text:
+                self.num_refused["max_waiting"] += 1
+                assert limits is not None
+                assert limits.max_waiting is not None
+                num_rows = sum(req.width for req in live if req.status is Status.WAITING)
+                num_asked = message.sampling.num_beams
+                assert num_rows + num_asked > limits.max_waiting, "refused though fewer wait than may"
+            elif "max_queued_requests" in text:
+                self.num_refused["share of the queue"] += 1
+                if self._share is not None:
+                    room = self._share.max_live - (num_live - len(live))
+                    assert 2 * len(live) >= room, "refused with half of its part of the queue left"
+            elif "made again" in text:
+                self.num_refused["made again"] += 1
+                assert sum(req.is_again for req in live) > 0, "refused with nothing made again"
+            raise
 
     def _checked_add(self, req: Request, stream_open: msgspec.Raw, more: Sequence[msgspec.Raw] = ()) -> None:
         account, request = self._lifecycle.accounts.of(req.tenant), req.handle[:REQUEST_BYTES]
@@ -168,7 +200,13 @@ class TenantWatch:
             assert num_new <= self._share.max_of_one, "a tenant has all of the queue"
 
     def judge(self, tokens: Mapping[bytes, list[int]]) -> None:
-        """At the end: every token is charged once. tokens: what came out, by handle."""
+        """At the end: every token is charged once, and nothing is counted of who has ended. tokens: what came
+        out, by handle.
+        """
+        assert not self._lifecycle.requests
+        self._lifecycle.check()  # counts of live sequences are those of none
+        assert self._lifecycle.num_paused == 0
+        assert self._lifecycle.room.tick_at == math.inf, "waits for the time of somebody who has ended"
         used: Counter[str] = Counter()
         for handle, (name, num_tokens) in self._charged.items():
             used[name] += num_tokens + len(tokens[handle])

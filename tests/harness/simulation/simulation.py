@@ -33,6 +33,7 @@ from runtime.wire.messages import (
 )
 from scheduler_proc.core.request import Request, Status, StopIds
 from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.intake.intake import MAX_MADE_AGAIN
 from tests.harness.models.stand_ins import Adapter, ParityGrammar, Speculation, WideStart
 from tests.harness.scheduler.scheduler_parts import try_fork
 from tests.harness.simulation.sim_grammar import NUM_SLOTS, FakeGrammar
@@ -229,7 +230,8 @@ class Simulation:
         self.counts["resumed"] += 1
         self.counts["resumed within its prompt"] += num_prompt_logprobs > 0 and not have
         self._send(spec.message)
-        if self.setting.max_live >= len(self.specs) and old.tenant not in REFUSED_AGAIN:
+        is_refused = old.tenant in REFUSED_AGAIN or attempt_of(spec.handle) > MAX_MADE_AGAIN
+        if self.setting.max_live >= len(self.specs) and not is_refused:
             self._send(old)  # else it may be refused, and its stale copy begin anew
 
     def _fork(self) -> None:
@@ -332,6 +334,8 @@ class Simulation:
         self.counts["steps that somebody starved"] += system.waiting_watch.num_starved
         self.counts["steps beside others"] += system.pipe_watch.num_shared
         self.counts["steps that somebody was held back"] += system.tenant_watch.num_held
+        for limit, num_refused in system.tenant_watch.num_refused.items():
+            self.counts[f"refused for {limit}"] += num_refused
         self.counts["evictions by share"] += system.shares_watch.num_over
         self.counts["evictions within shares"] += system.shares_watch.num_within
         return self.counts
