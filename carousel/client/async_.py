@@ -37,6 +37,15 @@ class _Link:
     session: Session[Mailbox] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     labels: LabelBook = field(default_factory=LabelBook)
+    is_closed: bool = False
+
+    @property
+    def has_failed_to_connect(self) -> bool:
+        """True if the server did not answer, as one that loads its model does not: another attempt may do."""
+        if self.session is None or self.is_closed:
+            return False
+        opened = self.session.connection.opened
+        return opened.done() and opened.exception() is not None
 
 
 def _why_abandoned(loop: asyncio.AbstractEventLoop, link: weakref.ref[_Link], is_idle: bool) -> str:
@@ -84,7 +93,9 @@ class AsyncClient(AsyncChatCalls):
         return self._link.session
 
     async def connect(self) -> None:
-        """Connect now. Raises ProtocolMismatch, or RingClosed when the runtime does not answer."""
+        """Connect now. Raises ProtocolMismatch, or RingClosed when the runtime does not answer; the next call
+        then tries again.
+        """
         await self._opened()
 
     @property
@@ -180,7 +191,7 @@ class AsyncClient(AsyncChatCalls):
     async def _opened(self) -> Session[Mailbox]:
         """Return the session, connecting it first if necessary."""
         loop, link = asyncio.get_running_loop(), self._link
-        if link.session is None:
+        if link.session is None or (link.has_failed_to_connect and loop is link.loop):
             link.loop = loop
             mailboxes = Mailboxes()
             link.session = Session(
@@ -213,6 +224,7 @@ class AsyncClient(AsyncChatCalls):
         again.
         """
         if self._session is not None:
+            self._link.is_closed = True
             error = error or RingClosed("the client was closed")
             self._session.end_all(error)
             await asyncio.to_thread(self._session.connection.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import threading
@@ -37,6 +38,9 @@ from tests.harness.ring.fake_ring import (
     say_nothing,
     spell,
 )
+
+NUM_ATTEMPTS = 200
+"""Attempts to connect, of which each takes 0.05 s at most: the machine may be busy."""
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +231,35 @@ def test_a_call_after_the_end_keeps_no_frames_of_the_calls_before_it(
         await client.aclose()
 
     with fake_ring(tmp_path, say_nothing) as ring:
+        asyncio.run(main(ring))
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_client_whose_server_was_still_loading_may_try_again_unless_it_was_closed(
+    tmp_path: Path, is_closed: bool
+) -> None:
+    """It went on to say that the server has not answered, though that was ready by then."""
+
+    async def main(ring: FakeRing) -> None:
+        client = AsyncClient(tmp_path, connect_timeout=0.05)
+        ring.shakes_hands = False
+        with pytest.raises(RingClosed, match="may still be loading"):
+            await client.connect()
+        ring.shakes_hands = True
+        if is_closed:
+            await client.aclose()
+            with pytest.raises(RingClosed, match="may still be loading"):
+                await client.generate("x")
+            return
+        for _ in range(NUM_ATTEMPTS):
+            if not client.is_connected:
+                with contextlib.suppress(RingClosed):
+                    await client.connect()
+        async with asyncio.timeout(WAIT_S):
+            assert [each.text for each in await asyncio.gather(*map(client.generate, "xy"))] == ["a", "a"]
+        await client.aclose()
+
+    with fake_ring(tmp_path, spell("a")) as ring:
         asyncio.run(main(ring))
 
 
