@@ -276,7 +276,7 @@ def test_many_prompts_are_aborted_a_few_in_a_turn_of_the_loop(
 ) -> None:
     """A thousand took 15 to 20 ms in one piece when their caller left."""
     num_aborted = [0]
-    abort = Session._send_last_abort
+    abort = Session._send_abort
 
     def noted(self: Any, request: Any) -> None:
         if not num_aborted[-1]:
@@ -284,7 +284,7 @@ def test_many_prompts_are_aborted_a_few_in_a_turn_of_the_loop(
         num_aborted[-1] += 1
         abort(self, request)
 
-    monkeypatch.setattr(Session, "_send_last_abort", noted)
+    monkeypatch.setattr(Session, "_send_abort", noted)
     with http_front(tmp_path, answer, max_running_requests=512) as front:
         with front.open_raw("/v1/completions", prompt=["silence"] * 256, stream=is_stream):
             front.ring.wait_request(255)
