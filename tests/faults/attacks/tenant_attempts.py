@@ -57,6 +57,20 @@ def flood_cache(draw: random.Random) -> bytes:
     )
 
 
+def retain(draw: random.Random) -> bytes:
+    """Return a request that asks to keep its pages longer than all others, or for outputs that fill the
+    cache.
+    """
+    if draw.random() < 0.5:
+        return completion(draw, n=4, max_tokens=CONTEXT - 10, ignore_eos=True)
+    ranges = [{"token_start": 0, "token_end": CONTEXT - 200, "priority": 100, "duration_ms": 10**9}]
+    return completion(
+        draw,
+        prompt=draw.choices(range(7, 2000), k=CONTEXT - 200),
+        kv_cache_retention_config={"token_range_retention_configs": ranges, "decode_retention_priority": 100},
+    )
+
+
 def flood_queue(draw: random.Random) -> bytes:
     return completion(draw, n=draw.choice((16, 64, 128)), max_tokens=200, ignore_eos=True)
 
@@ -160,7 +174,7 @@ def long_text(draw: random.Random) -> bytes:
 
 KINDS: tuple[Callable[[random.Random], bytes], ...] = (
     *(flood_cache, flood_queue, priority, salt, hot_prompt, name, route, route, credentials, tokenize),
-    *(logprobs, stop_strings, half_body, long_text, message, response, guide),
+    *(logprobs, stop_strings, half_body, long_text, message, response, guide, retain),
 )
 
 
