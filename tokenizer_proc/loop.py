@@ -401,7 +401,12 @@ class TokenizerLoop:
         return self._tokenizer.encode_batch(texts, add_special_tokens=prompts[0].add_special_tokens)
 
     def _encode_one(self, prompt: _TextPrompt) -> IntArray:
-        return self._encode([prompt])[0]
+        """Return the ids of a prompt; of one that is to be truncated, those that may be left."""
+        text, adds = prompt.text, prompt.add_special_tokens
+        num_last = self._validator.most_kept(prompt.job.sampling, self._admission.max_len)
+        if num_last is None or len(text) <= MAX_MEDIUM_CHARS:
+            return self._encode([prompt])[0]
+        return self._tokenizer.encode_end(text, num_last, add_special_tokens=adds)[0]
 
     def _encode_alone(self, prompt: _TextPrompt) -> None:
         self._pass_on(prompt.job, prompt.field, self._encode_one(prompt))

@@ -17,7 +17,7 @@ from runtime.ring.tenants import OWNER, Tenant
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.text.codec import PromptEncoder, decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
-from runtime.wire.format import TOKEN_BYTES, IntArray, check_template_kwargs, unpack_ids
+from runtime.wire.format import MAX_PROMPT_TOKENS, TOKEN_BYTES, IntArray, check_template_kwargs, unpack_ids
 from runtime.wire.messages import (
     FURTHER_FIELDS,
     ChatMessage,
@@ -142,6 +142,14 @@ class Validator:
                 param=field,
                 code="context_length_exceeded",
             )
+
+    def most_kept(self, sampling: SamplingParams, max_len: int) -> int | None:
+        """Return how many of a prompt's last ids are kept at most; None if it is not to be truncated.
+        max_len: as in `check_prompt`.
+        """
+        if sampling.truncate_prompt_tokens is None:
+            return None
+        return sampling.num_kept(MAX_PROMPT_TOKENS, self._limit(max_len), self.max_prompt_len)
 
     def truncated(self, sampling: SamplingParams, input_ids: IntArray, max_len: int) -> IntArray:
         """Return the last ids of a prompt, as many as the request keeps. max_len: as in `check_prompt`."""

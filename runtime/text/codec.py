@@ -35,6 +35,11 @@ class PromptEncoder(Protocol):
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
         """Return the ids of each text, int32, in order."""
 
+    def encode_end(
+        self, text: str, num_last: int, *, add_special_tokens: bool = True
+    ) -> tuple[IntArray, int]:
+        """Return the last num_last ids of a text, or all if there are fewer, int32, and the number of all."""
+
     def max_token_chars(self) -> int | None:
         """Return the most characters of text that one token stands for; None if there is no bound. Slow: call
         once.

@@ -14,6 +14,7 @@ tokens and, with some tokenizers, for long runs of characters that are not in th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -32,8 +33,8 @@ EncodePlaces: TypeAlias = Callable[[str], tuple[Encoding, IntArray]]
 """Function of a text that returns the library's encoding, with the places of tokens, and the same ids. It
 takes twice as long.
 """
-PART_CHARS = 1 << 16
-"""Number of characters of a part: at most 262,144 tokens, if each is an emoji of four bytes."""
+PART_CHARS = 1 << 15
+"""Number of characters of a part: at most 131,072 tokens, if each is an emoji of four bytes."""
 OVERLAP_CHARS = 1 << 10, 1 << 13, 1 << 15
 """Number of a part's last characters in which the next one begins; more if parts do not agree there."""
 GROWTH = 4
@@ -97,6 +98,27 @@ class _Join(NamedTuple):
     """First token of the following part that is used."""
 
 
+class _LastIds:
+    """Ids that are added one piece after the other, of which the last ones are kept."""
+
+    def __init__(self, num_last: int | None) -> None:
+        self._num_last = num_last
+        self._pieces: deque[IntArray] = deque()
+        self._num_kept = 0
+        self.num_all = 0
+
+    def add(self, ids: IntArray) -> None:
+        self._pieces.append(ids.copy())  # a slice would keep the ids around it
+        self._num_kept += len(ids)
+        self.num_all += len(ids)
+        if self._num_last is not None:
+            while len(self._pieces) > 1 and self._num_kept - len(self._pieces[0]) >= self._num_last:
+                self._num_kept -= len(self._pieces.popleft())
+
+    def joined(self) -> IntArray:
+        return last_ids(np.concatenate(self._pieces), self._num_last)
+
+
 class TextInParts:
     """Text that is encoded in parts, with one tokenizer."""
 
@@ -116,21 +138,23 @@ class TextInParts:
         self._may_cut_words = may_cut_words
         self._part_chars = part_chars
 
-    def ids(self) -> IntArray:
-        """Return the ids of the text, int32."""
-        pieces: list[IntArray] = []
+    def ids(self, num_last: int | None = None) -> tuple[IntArray, int]:
+        """Return the last ids of the text, int32, and the number of all. num_last: how many; None: all."""
+        ids = _LastIds(num_last)
         part, first = self._part(0, self._part_chars), 0
         while part.stop < len(self._text):
             join = self._join(part, first)
             if join is not None:
-                pieces.append(part.ids[first : join.end])
+                ids.add(part.ids[first : join.end])
                 part, first = join.following, join.begin
                 continue
             longer = self._part(part.start, GROWTH * (part.stop - part.start))
             if _num_equal(part.ids, longer.ids) < min(first + NUM_AGREEING, len(part.ids)):
-                return self._encode(self._text)
+                whole = self._encode(self._text)
+                return last_ids(whole, num_last), len(whole)
             part = longer
-        return np.concatenate([*pieces, part.ids[first:]])
+        ids.add(part.ids[first:])
+        return ids.joined(), ids.num_all
 
     def _part(self, start: int, num_chars: int) -> _Part:
         stop = min(start + num_chars, len(self._text))
@@ -164,6 +188,11 @@ class TextInParts:
         """Yield the tokens before which parts may meet."""
         may_cut = overlap.begins_character if self._may_cut_words else overlap.begins_word
         return filter(may_cut, tokens)
+
+
+def last_ids(ids: IntArray, num_last: int | None) -> IntArray:
+    """Return the last num_last ids, or all if there are fewer or it is None."""
+    return ids if num_last is None else ids[max(0, len(ids) - num_last) :]
 
 
 def _agree(left: IntArray, left_token: int, right: IntArray, right_token: int) -> bool:

@@ -31,6 +31,9 @@ class NoTokenizer:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> NoReturn:
         raise needs_tokenizer("prompt")
 
+    def encode_end(self, text: str, num_last: int, *, add_special_tokens: bool = True) -> NoReturn:
+        raise needs_tokenizer("prompt")
+
     def max_token_chars(self) -> None:
         return None
 

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from runtime.base.errors import ModelError
-from runtime.text.encode_in_parts import TextInParts, may_cut_words
+from runtime.text.encode_in_parts import TextInParts, last_ids, may_cut_words
 from runtime.text.plain_encoder import PlainEncoder
 from runtime.text.special_text import Shield, ShieldedText
 from runtime.text.spelling import ByteLevelSpelling, spelling_of
@@ -129,19 +129,37 @@ class Tokenizer:
         if max(map(len, texts), default=0) <= MAX_WHOLE_CHARS:
             return self._encode_whole(texts, add_special_tokens)
         return [
-            self._encode_in_parts(text, add_special_tokens)
+            self._encode_in_parts(text, add_special_tokens)[0]
             if len(text) > MAX_WHOLE_CHARS
             else self._encode_whole([text], add_special_tokens)[0]
             for text in texts
         ]
 
-    def _encode_in_parts(self, text: str, add_special_tokens: bool) -> IntArray:
+    def encode_end(
+        self, text: str, num_last: int, *, add_special_tokens: bool = True
+    ) -> tuple[IntArray, int]:
+        """Return the last num_last ids of a text, or all if there are fewer, int32, and the number of all.
+        Raises InvalidRequest as encode_batch does.
+        """
+        if len(text) <= MAX_WHOLE_CHARS:
+            ids = self._encode_whole([text], add_special_tokens)[0]
+            return last_ids(ids, num_last), len(ids)
+        return self._encode_in_parts(text, add_special_tokens, num_last)
+
+    def _encode_in_parts(
+        self, text: str, add_special_tokens: bool, num_last: int | None = None
+    ) -> tuple[IntArray, int]:
         whole, places = self._ids_of, self._places_of
         if isinstance(text, ShieldedText):
             whole, places = self._plain_encoder.ids_of, self._plain_encoder.places_of
         with _panics_as_errors():
-            ids = TextInParts(text, whole, places, may_cut_words=self._may_cut_words).ids()
-        return self._with_added_ids(ids) if add_special_tokens else ids
+            parts = TextInParts(text, whole, places, may_cut_words=self._may_cut_words)
+            last, num_all = parts.ids(num_last)
+        if add_special_tokens:
+            around = self._with_added_ids(last)
+            num_all += len(around) - len(last)
+            last = last_ids(around, num_last)
+        return last, num_all
 
     def _ids_of(self, text: str) -> IntArray:
         return _array_of(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)

@@ -16,6 +16,7 @@ from carousel.conversation import pack_template_kwargs
 from carousel.server.openai.types import MAX_PROMPTS
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
+from runtime.wire.format import MAX_PROMPT_TOKENS
 from runtime.wire.sampling_params import SamplingParams
 
 EncodingOption: TypeAlias = Literal[
@@ -125,15 +126,14 @@ async def encode_prompts(
     sampling = submissions[0].sampling
     field = param_names.get("prompt", "prompt")
     sampling.check_truncation(server.config.context_length)
-
-    def num_kept(num_tokens: int) -> int:
-        return sampling.num_kept(num_tokens, server.longest_sequence, server.config.max_prompt_len)
-
-    cut = None if sampling.truncate_prompt_tokens is None else num_kept
+    num_last = None
+    if sampling.truncate_prompt_tokens is not None:
+        longest, max_prompt_len = server.longest_sequence, server.config.max_prompt_len
+        num_last = sampling.num_kept(MAX_PROMPT_TOKENS, longest, max_prompt_len)
     encoded = EncodedPrompts([], [])
     for each in submissions:
         try:
-            ids, is_cut = await server.tokenizer.encode(each.prompt, each.options, tenant, num_kept=cut)
+            ids, is_cut = await server.tokenizer.encode(each.prompt, each.options, tenant, num_last=num_last)
         except InvalidRequest as error:
             raise respelled(error, param_names) from None
         if not ids:

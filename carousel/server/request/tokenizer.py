@@ -24,7 +24,6 @@ from runtime.ring.tenants import OWNER
 from runtime.text.codec import decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
-from runtime.wire.format import IntArray
 
 if TYPE_CHECKING:
     from runtime.text.codec import Codec
@@ -125,33 +124,31 @@ class Vocabulary:
         self,
         prompt: Any,
         options: RequestOptions,
-        num_kept: Callable[[int], int] | None = None,
+        num_last: int | None = None,
         max_chars: int | None = None,
     ) -> tuple[list[int], bool]:
-        """Return the last ids of a prompt in any of its forms, and True if there are more. num_kept: called
-        with the number of all, returns how many are kept; None: all. max_chars: as for `encode`.
+        """Return the last ids of a prompt in any of its forms, and True if there are more. num_last: how many
+        at most; None: all. max_chars: as for `encode`.
 
         Raises: InvalidRequest.
         """
-        ids = self._ids(prompt, options, max_chars)
-        num_cut = 0 if num_kept is None else len(ids) - num_kept(len(ids))
-        kept = ids[num_cut:]
-        return kept if isinstance(kept, list) else kept.tolist(), num_cut > 0
-
-    def _ids(self, prompt: Any, options: RequestOptions, max_chars: int | None) -> list[int] | IntArray:
         if isinstance(prompt, str):
-            text, add_special_tokens = prompt, options.get("add_special_tokens", True)
+            text, adds = prompt, options.get("add_special_tokens", True)
         elif prompt and not isinstance(prompt[0], int):
-            text, add_special_tokens = self.render(prompt, options), options.get("add_special_tokens", False)
+            text, adds = self.render(prompt, options), options.get("add_special_tokens", False)
         else:
-            return list(prompt)
+            start = 0 if num_last is None else max(0, len(prompt) - num_last)
+            return list(prompt[start:]), start > 0
         if max_chars is not None and len(text) > max_chars:
             raise InvalidRequest(
                 f"prompt: {len(text)} characters, at most {max_chars} are taken",
                 param="prompt",
                 code="context_length_exceeded",
             )
-        return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        if num_last is None:
+            return self._tokenizer.encode_batch([text], add_special_tokens=adds)[0].tolist(), False
+        ids, num_all = self._tokenizer.encode_end(text, num_last, add_special_tokens=adds)
+        return ids.tolist(), len(ids) < num_all
 
     def max_chars_of(self, num_tokens: int) -> int | None:
         """Return the largest number of characters of a text with so many tokens; None for no limit."""
@@ -231,7 +228,7 @@ class ServerTokenizer:
         options: RequestOptions,
         tenant: str = OWNER,
         *,
-        num_kept: Callable[[int], int] | None = None,
+        num_last: int | None = None,
     ) -> tuple[list[int], bool]:
         """Return the last ids of a tenant's prompt, and True if there are more, as `Vocabulary.encode_end`
         does. If all are to be kept, a text that cannot fit is refused before it is encoded.
@@ -241,8 +238,8 @@ class ServerTokenizer:
         vocabulary = await self.vocabulary()
 
         def encode() -> tuple[list[int], bool]:
-            max_chars = vocabulary.max_chars_of(self._context_length) if num_kept is None else None
-            return vocabulary.encode_end(prompt, options, num_kept, max_chars)
+            max_chars = vocabulary.max_chars_of(self._context_length) if num_last is None else None
+            return vocabulary.encode_end(prompt, options, num_last, max_chars)
 
         return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
 

@@ -119,7 +119,7 @@ class Encoder:
     def in_parts(self, text: str) -> IntArray:
         cuts_words = may_cut_words(self.backend)
         parts = TextInParts(text, self.ids, self.places, may_cut_words=cuts_words, part_chars=SMALL_PART)
-        return parts.ids()
+        return parts.ids()[0]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -151,18 +151,41 @@ def test_equally_likely_pieces_are_not_joined_within_a_word() -> None:
     assert not may_cut_words(likeliest_pieces())
 
 
+@pytest.mark.parametrize("num_last", [0, 1, 700, 5000, 1 << 20])
+def test_the_last_ids_are_those_of_all(num_last: int) -> None:
+    encoder, text = Encoder(KINDS["demo"]()), TEXTS["marks"]
+    parts = TextInParts(text, encoder.ids, encoder.places, may_cut_words=True, part_chars=SMALL_PART)
+    last, num_all = parts.ids(num_last)
+    whole = encoder.ids(text)
+    assert last.tolist() == whole.tolist()[max(0, len(whole) - num_last) :]
+    assert num_all == len(whole)
+
+
+@pytest.mark.parametrize("num_words", [10, 50_000])
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_end_of_a_text_is_that_of_its_ids(num_words: int, adds: bool) -> None:
+    loaded = made.word_piece()
+    loaded._backend.post_processor = bert_ends(loaded)
+    text = "lazy " * num_words
+    (whole,) = loaded.encode_batch([text], add_special_tokens=adds)
+    for num_last in (1, 5, len(whole) - 1, len(whole), len(whole) + 1):
+        last, num_all = loaded.encode_end(text, num_last, add_special_tokens=adds)
+        assert last.tolist() == whole.tolist()[-num_last:]
+        assert num_all == len(whole)
+
+
 class Watched:
     """Backend that remembers how long the texts were."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.longest = 0
+        self.lengths: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def encode_batch_fast(self, texts: list[str], **options: bool) -> Any:
-        self.longest = max(self.longest, *map(len, texts))
+        self.lengths += map(len, texts)
         return self._backend.encode_batch_fast(texts, **options)
 
 
@@ -174,7 +197,9 @@ def test_a_long_text_is_encoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(loaded, "_backend", watched)
     found = loaded.encode_batch([text, short])
     assert [each.tolist() for each in found] == [each.ids for each in whole]
-    assert watched.longest == PART_CHARS < len(text)
+    *parts, whole_text = watched.lengths
+    assert max(parts) == PART_CHARS < len(text) // 10
+    assert whole_text == len(short)
 
 
 def test_special_tokens_are_added_around_a_long_text_once() -> None:
