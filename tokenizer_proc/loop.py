@@ -209,7 +209,7 @@ class TokenizerLoop:
         """Pass on a message that needs no tokenizer."""
         if isinstance(message, AbortRequest):
             self._long.mark_aborted(message)
-        elif message.adapter is not None:
+        elif message.op == "put_adapter" and message.adapter is not None:
             self._put_adapter(message)
             return
         elif not may_ask(self._tenant_named(message.tenant), message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, Ring
 from tokenizer_proc import arrivals
+from tokenizer_proc.adapters import AdapterTable, InlineAdapters
 from tokenizer_proc.arrivals import (
     CHARS_PER_PIECE,
     CHARS_PER_SEQUENCE,
@@ -410,6 +412,20 @@ def test_what_may_be_asked_of_the_ring_depends_on_the_role(
     assert [reply.number for reply in replies] == [
         number for number, op in enumerate(ops) if allowed is not None and op not in allowed
     ]
+
+
+@pytest.mark.parametrize("op", ["server_info", "pause_generation"])
+def test_a_piece_of_an_adapter_comes_with_no_other_call(demo: Tokenizer, tmp_path: Path, op: Any) -> None:
+    """The scheduler refused such a call, so the weights stayed on disk and counted for nobody."""
+    ring = Ring(demo)
+    ring.loop._adapters = AdapterTable(inline=InlineAdapters(tmp_path, 64, 1 << 20))
+    ring.tenants = Tenants((Tenant("alice", "user"),))
+    piece = AdapterPiece("lora", 1, "0" * 64, 1 << 10, b"{}")
+    ring.send(ControlRequest(ALICE, 1, op, adapter=piece, tenant="alice"))
+    ring.loop.turn()
+    assert not list(tmp_path.iterdir())
+    (reply,) = ring.detokenizers[0].drain()
+    assert msgspec.msgpack.decode(reply.body, type=ErrorInfo).status == 403
 
 
 def test_a_refusal_is_still_a_terminal_for_each_sequence(
