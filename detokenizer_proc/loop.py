@@ -77,7 +77,7 @@ class Live(NamedTuple):
     stream: TextStream
     client: ConnectedClient
     place: bytes = b""
-    """Its place in the roster while it is in hand; empty if nothing is shown."""
+    """Content of its place in the roster while it is in hand; empty if nothing is shown."""
 
 
 class SchedulerOutbox(KeepingOutbox[AbortRequest | StopMatched]):
@@ -111,7 +111,8 @@ class DetokenizerLoop:
     ) -> None:
         """piece_tokens: number of tokens sent at a time for requests that are not streamed. stream_interval:
         the same for those that are, after their first token. engine_epoch: returns the epoch of the running
-        engine; 0: unknown, so every engine is believed. in_hand: None if nobody is told what is worked on.
+        engine; 0: unknown, so every engine is believed. in_hand: shows the stream that is worked on; None: it
+        is not shown.
         """
         self._inbox = inbox
         self._scheduler = SchedulerOutbox(scheduler.send)

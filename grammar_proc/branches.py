@@ -20,7 +20,7 @@ from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
 
 
 @dataclass(slots=True, eq=False)
-class _Made:
+class _Followed:
     """Hypotheses of a message that have been followed."""
 
     matchers: list[Matcher] = field(default_factory=list)
@@ -32,8 +32,8 @@ class _Made:
 class _Search:
     matchers: list[Matcher] = field(default_factory=list)
     messages: deque[BranchMatchers] = field(default_factory=deque)
-    """Messages whose hypotheses have yet to be followed; `made` is of the first."""
-    made: _Made = field(default_factory=_Made)
+    """Messages whose hypotheses have yet to be followed; `followed` is of the first."""
+    followed: _Followed = field(default_factory=_Followed)
     excess_s: float = 0.0
     """CPU time beyond the allowance of its tokens."""
 
@@ -71,25 +71,25 @@ class Branches:
         in an earlier grammar process, has no answer. Raises BranchBroken if a hypothesis cannot go on.
         """
         search = self._searches[handle]
-        message, made = search.messages[0], search.made
-        if len(made.masks) < len(message.entries):
-            parent, packed = message.entries[len(made.masks)]
+        message, followed = search.messages[0], search.followed
+        if len(followed.masks) < len(message.entries):
+            parent, packed = message.entries[len(followed.masks)]
             if parent >= len(search.matchers):
                 search.messages.popleft()
-                search.made = _Made()
+                search.followed = _Followed()
                 return None
             before = None if parent == FROM_THE_START else search.matchers[parent]
             matcher, mask = self._go_on(search, start, before, packed)
             if matcher.is_error() or search.excess_s > MAX_EXCESS_S:
                 raise BranchBroken(handle, cause_of(self._vocabulary, start, matcher))
-            made.matchers.append(matcher)
-            made.masks.append(mask)
-            made.are_complete.append(matcher.is_accepting())
-        if len(made.masks) < len(message.entries):
+            followed.matchers.append(matcher)
+            followed.masks.append(mask)
+            followed.are_complete.append(matcher.is_accepting())
+        if len(followed.masks) < len(message.entries):
             return None
         search.messages.popleft()
-        search.matchers, search.made = made.matchers, _Made()
-        return BranchStates(handle, message.num_tokens, tuple(made.masks), tuple(made.are_complete))
+        search.matchers, search.followed = followed.matchers, _Followed()
+        return BranchStates(handle, message.num_tokens, tuple(followed.masks), tuple(followed.are_complete))
 
     def close(self, handle: bytes) -> bool:
         """Drop the hypotheses of a search. Returns False if there are none."""

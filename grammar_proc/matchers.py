@@ -33,8 +33,8 @@ meanwhile.
 AT_ONCE_S = 0.01
 """Seconds that the work of a tenant may take at once, beyond one mask."""
 CALMING = 0.8
-"""Share of what a tenant's last masks took that its next ones are taken to need at least, so that a few quick
-ones are no reason to make very many at once.
+"""Factor by which the estimate for a mask of a tenant falls at most from one turn to the next, so that a few
+quick ones are no reason to make very many at once.
 """
 MAX_TENANTS = 256
 """Tenants whose shares of the time are remembered."""
@@ -143,7 +143,7 @@ class GuideUsedUp(NamedTuple):
 
 
 class HypothesesDue(NamedTuple):
-    """It is the turn of a search whose next hypothesis is to be followed."""
+    """Search whose turn it is: its next hypothesis is to be followed."""
 
     handle: bytes
 

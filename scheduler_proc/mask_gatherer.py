@@ -53,7 +53,7 @@ class MaskSource(Protocol):
 
     @property
     def has_sent_news(self) -> bool:
-        """True if everything has been sent that was to be."""
+        """True if nothing waits to be sent to the grammar process."""
 
     def send_news(self) -> None:
         """Ask for the masks behind all tokens and guesses that are known."""
@@ -92,7 +92,7 @@ class MaskGatherer:
 
     @property
     def has_sent_news(self) -> bool:
-        """True if the source of masks was sent all that it needs."""
+        """True if nothing waits to be sent to the source of masks."""
         return self.source is not None and self.source.has_sent_news
 
     def gather(self, batch: ScheduleBatch, is_idle: Callable[[], bool]) -> SampleMasks:

@@ -44,7 +44,7 @@ MAX_DRAIN = 256
 MAX_DRAIN_BYTES = 1 << 20
 MUCH_CHARS = 1 << 20
 """Cost of a message, in characters, above which it is not handled in the turn in which it was read: 8 MiB
-take up to 18 ms to decode, and 10 to know again (`TextsInHand.take`).
+take up to 18 ms to decode, and 10 to hash (`TextsInHand.take`).
 """
 
 

@@ -41,7 +41,7 @@ class _Link:
 
     @property
     def has_failed_to_connect(self) -> bool:
-        """True if the server did not answer, as one that loads its model does not: another attempt may do."""
+        """True if the server did not answer. It may be loading its model, so another attempt may succeed."""
         if self.session is None or self.is_closed:
             return False
         opened = self.session.connection.opened

@@ -18,7 +18,7 @@ REQUEST = Size(90, 135, 11 << 10)
 GENERATION = Size(55, 80, 13 << 10)
 """Addition to a request that generates, without its prompts."""
 PROMPT = Size(26, 48, 6 << 10)
-"""One prompt of that, without its text and its sequences."""
+"""One prompt of such a request, without its text and its sequences."""
 SEQUENCE = Size(5, 12, 1 << 9)
 
 

@@ -27,12 +27,12 @@ LOOKED_AT = 8
 many. Counting takes a fifth of the time of a full collection.
 """
 OLD_OBJECTS = 50_000
-"""Growth of the third generation that starts a full collection, if it is also as much as the last one left,
-and as what is in use.
+"""Growth of the third generation that starts a full collection, if it is also at least the number of objects
+that the last one left, and of those in use.
 """
 GROWN_BYTES = 48 << 20
-"""Growth of resident memory, in bytes, that starts a full collection, if it is also half of what is in use,
-which is not known to the byte: garbage may be a few objects with large bodies.
+"""Growth of resident memory, in bytes, that starts a full collection: garbage may be a few objects with large
+bodies. It must also be half of what is in use, since that is only estimated.
 """
 REST_S = 1.0
 """Least seconds between a full collection and one that is due to memory, because all of the memory may be in

@@ -44,7 +44,7 @@ from runtime.wire.status_page import StatusPage
 CONTROL_TIMEOUT_S = 5.0
 MIN_MAX_IDS = 1 << 16
 DEFAULT_MODEL = "default"
-MAX_LONG_ANSWERS = 64 << 20
+MAX_LONG_ANSWER_BYTES = 64 << 20
 """Maximum number of bytes of long answers that wait to be formatted."""
 
 
@@ -91,7 +91,7 @@ class ServerState:
     """The latest request of /health_generate."""
     snapshots: SharedSnapshot = field(init=False)
     long_answers: FairThreads = field(init=False)
-    """Thread that formats long answers, which count in bytes."""
+    """Thread that formats long answers. Their cost is their number of bytes."""
     bodies: BodyPool = field(init=False)
     body_pace: BodyPace = field(init=False)
     places: Places = field(init=False)
@@ -115,7 +115,7 @@ class ServerState:
             1,
             "answers",
             self._has_several_tenants,
-            max_waiting=MAX_LONG_ANSWERS,
+            max_waiting=MAX_LONG_ANSWER_BYTES,
             queue=("long answers", "the thread that formats them"),
         )
         self.bodies = BodyPool(self._has_several_tenants)

@@ -100,7 +100,7 @@ class FollowedGuides:
         self._num_copies = 0
         self._held: dict[bytes, ToMake] = {}
         """Sequences that wait for memory: handle to grammar. Those that wait together share an object."""
-        self._waits_of: dict[bytes, _Wait] = {}
+        self._memory_waits: dict[bytes, _Wait] = {}
         """The last waits of sequences that have waited for memory."""
         self._taken_up = b""
         """Key of the guide for which the last ones of them wait."""
@@ -157,7 +157,7 @@ class FollowedGuides:
         self._matchers.close(handle)
         self._branches.close(handle)
         self._held.pop(handle, None)
-        self._waits_of.pop(handle, None)
+        self._memory_waits.pop(handle, None)
         self._guide_of.pop(handle, None)
         key = self._waiting_for.pop(handle, None)
         if key is not None:
@@ -296,16 +296,16 @@ class FollowedGuides:
         self._leave(copy, handles, is_move=False)
         self._held.update(dict.fromkeys(handles, _grammar_of(copy)))
         for handle in handles:
-            num_tokens, last = self._matchers.num_tokens(handle), self._waits_of.get(handle)
+            num_tokens, last = self._matchers.num_tokens(handle), self._memory_waits.get(handle)
             if last is None or last.num_tokens != num_tokens:
-                self._waits_of[handle] = _Wait(num_tokens, until)
+                self._memory_waits[handle] = _Wait(num_tokens, until)
 
     def _take_up(self) -> None:
         """Take up sequences that have waited for memory, if there is some; refuse those that have waited for
         too long.
         """
         now = time.monotonic()
-        for handle in [handle for handle in self._held if self._waits_of[handle].until <= now]:
+        for handle in [handle for handle in self._held if self._memory_waits[handle].until <= now]:
             self.give_up(handle, _no_memory())
         if not self._held or self._taken_up in self._waits:
             return

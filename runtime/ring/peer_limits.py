@@ -43,7 +43,7 @@ MAX_STRANGERS = 512
 """Maximum number of connections whose handshakes have not ended. The oldest give way to new ones."""
 MAX_STRANGER_BYTES = 4 << 10
 """Bytes that a connection may bring before its handshake has ended, which takes less than 1 KiB."""
-MAX_HANDSHAKE_SENT = 256
+MAX_HANDSHAKE_SENT_BYTES = 256
 """Bytes that a peer gets at most without an accepted key: greeting (64), WELCOME (170) and ERROR (12). READY,
 without which it cannot send a message, has another 52 at least.
 """
@@ -147,9 +147,9 @@ class PeerLimits:
                 peer.key, peer.read_at = read[number], received
             peer.read_at = min(peer.read_at + idle_bytes, received)
             peer.num_bytes = received - peer.read_at
-            if num_acked <= MAX_HANDSHAKE_SENT:
+            if num_acked <= MAX_HANDSHAKE_SENT_BYTES:
                 if received > MAX_STRANGER_BYTES:
-                    self._end(number, "more bytes than any before its handshake")
+                    self._end(number, "more bytes than a handshake has")
                 else:
                     strangers.append(number)
                 continue
@@ -167,7 +167,7 @@ class PeerLimits:
             self._end(number, "the most bytes of all without a message")
         self._has_strangers = bool(strangers)
         for number in strangers[: max(0, len(strangers) - MAX_STRANGERS)]:
-            self._end(number, "no handshake, while many others begin one")
+            self._end(number, "no complete handshake, while many others had begun one")
 
     def _take_events(self, monitor: zmq.Socket[Any], max_bytes: int) -> None:
         while monitor.poll(0):
@@ -179,7 +179,9 @@ class PeerLimits:
                 self._peers.pop(number, None)
 
     def _end(self, number: int, brought: str) -> None:
-        """Shut a connection down, so that ZMQ closes it and drops the messages that are not complete."""
+        """Shut a connection down, so that ZMQ closes it and drops the messages that are not complete.
+        brought: description, for the log, of what it has sent.
+        """
         del self._peers[number]
         if time.monotonic() - self._logged_at >= LOG_S:
             self._logged_at = time.monotonic()

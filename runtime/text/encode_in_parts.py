@@ -8,8 +8,8 @@ may be other ones, too, if the tokenizer writes a space before a text. Then it t
 This gives the ids of the whole text. Words are encoded each by itself. Within a word, which some tokenizers
 let be as long as the text, byte pair encoding is such that tokens belong to the whole if each two neighbours
 belong together (shown for the crate `bpe` of GitHub's rust-gems), and neighbours on both sides of a join are
-neighbours in a part. A part that does not agree with the next one is made longer. That is so for parts of few
-tokens and, with some tokenizers, for long runs of characters that are not in the vocabulary.
+neighbours in a part. A part that does not agree with the next one is made longer. This happens to parts of
+few tokens and, with some tokenizers, to long runs of characters that are not in the vocabulary.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PART_CHARS = 1 << 15
 OVERLAP_CHARS = 1 << 10, 1 << 13, 1 << 15
 """Number of a part's last characters in which the next one begins; more if parts do not agree there."""
 GROWTH = 4
-"""Number of times by which a part becomes longer if it does not agree with the next one."""
+"""Factor by which a part becomes longer if it does not agree with the next one."""
 CUT_TOKENS = 64
 """Number of a part's last tokens that may differ because it ends there."""
 NUM_AGREEING = 16
@@ -139,7 +139,7 @@ class TextInParts:
         self._part_chars = part_chars
 
     def ids(self, num_last: int | None = None) -> tuple[IntArray, int]:
-        """Return the last ids of the text, int32, and the number of all. num_last: how many; None: all."""
+        """Return the last ids of the text, int32, and the number of all. num_last: maximum; None: all."""
         ids = _LastIds(num_last)
         part, first = self._part(0, self._part_chars), 0
         while part.stop < len(self._text):
@@ -215,7 +215,7 @@ def may_cut_words(backend: Backend) -> bool:
 
     Only with byte pair encoding do equal neighbours tell that tokens belong to the whole word; elsewhere
     (Unigram) rounded sums decide between equally likely tokens. A model that leaves out characters which are
-    not in its vocabulary is no good either: the places of tokens behind them in the same word are wrong.
+    not in its vocabulary does not do either: the places of tokens behind them in the same word are wrong.
     """
     model = backend.model
     if not isinstance(model, BPE):

@@ -368,8 +368,9 @@ class SamplingParams(
         return min(num_tokens, wanted, room)
 
     def of_all_sequences(self, number: int) -> SamplingParams:
-        """Return what `of_sequence` gives for all sequences alike. number: of the one that this is of, or 0
-        for a request's own parameters.
+        """Return the parameters without those that differ between the request's sequences, which are the same
+        for each result of `of_sequence`. number: of the sequence whose parameters these are; 0 for the
+        request's own.
         """
         return msgspec.structs.replace(
             self,

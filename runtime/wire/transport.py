@@ -270,7 +270,7 @@ class JoinedInbox:
         self._inboxes = deque(inboxes)
 
     def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
-        """Return messages as an inbox does, all of the first one that has any."""
+        """Return the messages of the next inbox that has any, as its own `drain` does."""
         self._inboxes.rotate()
         return next(filter(None, (inbox.drain(limit, max_bytes) for inbox in self._inboxes)), [])
 

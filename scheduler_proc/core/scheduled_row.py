@@ -77,7 +77,7 @@ class ScheduledRow(msgspec.Struct, Generic[R], eq=False, gc=False):
     sits_out: bool = False
     """True if the row also sits out after a step whose masks were there in time."""
     is_on_trial: bool = False
-    """True if no step waits for the row's masks longer than the worker computes."""
+    """True if the step waits for the row's masks only while the worker computes."""
     unseen: Callable[[], ProcessedRow] | None = None
     """Returns the tokens that its logits processors have not seen. Called when masks are asked for. None: its
     processors are not called.

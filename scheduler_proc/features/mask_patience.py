@@ -56,7 +56,7 @@ class MaskPatience:
         self._limit_s = self._usual_s + (self._credit_s if has_others else 0.0)
 
     def hurry(self) -> None:
-        """From now on wait only while the worker computes the current step."""
+        """Wait from now on only while the worker computes the current step."""
         self._limit_s = 0.0
 
     def left_s(self, now_s: float) -> float:

@@ -46,8 +46,8 @@ class WholeAnswer:
         is_parsed: bool = False,
     ) -> None:
         """`places` are held for the sequences of `at_once` prompts. `vectors` is None for generated text.
-        `is_parsed` is that of the Format: to parse text may take longer than to generate it, so the places
-        are kept until then.
+        `is_parsed`: True if the text is to be parsed, as in Format. Parsing may take longer than generation,
+        so the places are kept until the caller gives them back.
         """
         self._prompts = prompts
         self._places = places

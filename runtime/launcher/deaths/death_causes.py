@@ -49,8 +49,8 @@ class DeathCauses:
         """Time at which the last kill for lack of memory was seen that explains no death yet."""
 
     def look(self) -> None:
-        """Note kills for lack of memory. To be called all the time: one of a process that is not the
-        launch's, such as a compiler, must not explain a death that comes later.
+        """Note kills for lack of memory. Call it in every turn: the kill of a process outside the launch,
+        such as a compiler, must not explain a later death.
         """
         now_s = self._clock()
         if now_s - self._looked_s >= LOOK_S:
@@ -104,7 +104,7 @@ class Deaths:
         return self._budget.counts
 
     def look(self) -> None:
-        """Note what the kernel says of kills. To be called all the time."""
+        """Note kills that the kernel reports. Call it in every turn."""
         self._causes.look()
 
     def note_hang(self, child: Child) -> None:
@@ -136,8 +136,8 @@ class Deaths:
         )
 
     def note_end(self, place: ProcessPlace) -> None:
-        """Record which requests came past earlier deaths in a process that was ready and has ended, of
-        whatever but a request. Its successor empties the file in which this is written.
+        """Record which requests came past earlier deaths in a process that was ready, and that no request has
+        ended. Call it before its successor starts, which empties the file where the process has written this.
         """
         try:
             if place.unit == ENGINE:

@@ -72,16 +72,16 @@ class DeathCounts:
         self.verdict = Verdict({}, has_served=False)
         """Judgement of the last death and those before it."""
         self._has_served = False
-        """True if something was served since the last death, by processes that have ended otherwise."""
+        """True if something was served since the last death, by processes that no request has ended."""
 
     def note_end(self, seen: Seen, now_s: float) -> Suspects:
-        """Take note of a process that has ended, but not of a request. Returns the suspects that are left."""
+        """Record the end of a process that no request has caused. Returns the suspects that are left."""
         self._clear(seen.past)
         self._has_served = self._has_served or seen.has_served or bool(seen.past)
         return self._suspects(self._strikes(now_s))
 
     def _clear(self, past: frozenset[bytes]) -> None:
-        """Lay no earlier death to sequences that have come past it."""
+        """Blame no sequence for an earlier death any more that has come past it."""
         for death in self._deaths:
             for key in past & death.blamed.keys():
                 del death.blamed[key]
@@ -205,15 +205,15 @@ class InHandDeaths:
         return self._counts.verdict
 
     def note_end(self, index: int, now_s: float) -> None:
-        """Take note of a process that has ended, but not of a request. Raises OSError."""
+        """Record the end of a process that no request has caused. Raises OSError."""
         seen = _by_request(Seen.read(self._endpoints.in_hand_file(self._role, index)))
         self._watch(self._counts.note_end(seen, now_s), seen.past)
         if seen.past:
             self._write()
 
     def _watch(self, suspects: Suspects, past: frozenset[bytes], new: Iterable[bytes] = ()) -> None:
-        """Keep the suspects, with what was in hand of each at the deaths that it is not past. `new`: at the
-        last one.
+        """Keep the suspects, each with its pieces that were in hand at the deaths that it has not come past.
+        `new`: pieces that were in hand at the last one.
         """
         before = self._suspects.pieces
         pieces: dict[bytes, set[bytes]] = {
@@ -250,7 +250,7 @@ class EngineDeaths:
         return self._counts.verdict
 
     def note_end(self, now_s: float) -> None:
-        """Take note of an engine that has ended, but not of a request. Raises OSError."""
+        """Record the end of an engine that no request has caused. Raises OSError."""
         seen = Seen.read(self._endpoints.roster_file)
         suspects = self._counts.note_end(seen, now_s)
         if seen.past:

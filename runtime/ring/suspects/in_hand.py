@@ -147,18 +147,18 @@ class TextsInHand(InHand):
         return suspect
 
     def finish(self, suspect: bytes) -> None:
-        """Put a request down of which everything is read."""
-        if self._is_of_turn(suspect):
+        """Put a request down whose text or ids have been read in this turn."""
+        if self._remove_from_turn(suspect):
             self.put_down(suspect)
 
     def drop(self, suspect: bytes) -> None:
-        """Put a request down of which nothing was read, so that it is not past a death."""
-        if self._is_of_turn(suspect):
+        """Put a request down of which nothing was read. It has come past no death by that."""
+        if self._remove_from_turn(suspect):
             with self._lock:
                 self._release(suspect)
 
-    def _is_of_turn(self, suspect: bytes) -> bool:
-        """Return True for a request that was taken in this turn, and count it once less."""
+    def _remove_from_turn(self, suspect: bytes) -> bool:
+        """Count a request of this turn once less. Returns False if it is not, or no longer, of this turn."""
         if not self._of_turn[suspect]:
             return False
         self._of_turn[suspect] -= 1
@@ -187,8 +187,8 @@ class SequencesInHand(InHand):
     """Sequences that the only thread of the grammar process works on, in one call of a library. Showing them
     costs little, because it is done for every token.
 
-    Those of one request have the same guide and different outputs. So it is past a death when all of them are
-    that were in hand, each in the kind of work that was done for it.
+    Those of one request have the same guide and different outputs. So the request is past a death when each
+    sequence that was in hand then is past it, in the same kind of work.
     """
 
     def __init__(
@@ -231,8 +231,8 @@ class SequencesInHand(InHand):
 
 
 class StreamsInHand(SequencesInHand):
-    """The stream that the only thread of a detokenizer works on. Nothing is shown until one has died of what
-    may have been a request, because showing is done for every token.
+    """The stream that the only thread of a detokenizer works on. Showing has a cost for every token, so
+    nothing is shown until a detokenizer of the launch has died of what may have been a request.
     """
 
     def __init__(
@@ -298,5 +298,5 @@ def suspect_in_hand(handle: bytes, content: bytes = NO_CONTENT) -> bytes:
 
 
 def request_of(suspect: bytes) -> bytes:
-    """Return the name in hand of the request to which a sequence belongs, from what begins with its name."""
+    """Return the name in hand of a sequence's request. suspect: the sequence's name, or a piece of it."""
     return suspect[:REQUEST_BYTES] + FIRST_INDEX + suspect[KEY_BYTES:SUSPECT_BYTES]

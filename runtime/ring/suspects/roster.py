@@ -72,7 +72,7 @@ def place_for(suspect: bytes, tenant: str, work: int = OUTPUT) -> bytes:
 
 
 def piece_of(place: bytes) -> bytes:
-    """Return what has to come past a death at which a place had this content: who it is, and its work."""
+    """Return the name and the kind of work in a place, which together have to come past a death."""
     return place[:SUSPECT_BYTES] + place[-1:]
 
 
@@ -199,7 +199,7 @@ class Roster:
         return Seen.decode(bytes(self._memory))
 
     def suspects(self) -> set[bytes]:
-        """Return who is there."""
+        """Return the names of all live sequences."""
         return set(self.read().present)
 
 

@@ -171,7 +171,7 @@ def test_bytes_of_long_answers_that_wait_are_bounded(
     tmp_path: Path, held_thread: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = NUM_CALLS * (len(CALL) + BYTES_OF_ID)
-    monkeypatch.setattr(server_state, "MAX_LONG_ANSWERS", 5 * size // 2)
+    monkeypatch.setattr(server_state, "MAX_LONG_ANSWER_BYTES", 5 * size // 2)
     with (
         http_front(tmp_path, answer, tool_call_parser="hermes", context_length=1 << 14) as front,
         ExitStack() as stack,

@@ -15,7 +15,7 @@ class Records:
         self._left = 0
         """Number of bytes to come of the record whose header has been read."""
         self.num_handshake_bytes = 0
-        """Number of bytes of all records of handshakes so far, also of what is to come of one."""
+        """Number of bytes in all records of handshakes so far, with what has yet to come of the last one."""
 
     def measure(self, data: memoryview, most: int) -> tuple[int, int]:
         """Return the number of bytes of `data` up to the end of so many records, or all, and how many records
