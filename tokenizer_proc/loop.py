@@ -287,42 +287,33 @@ class TokenizerLoop:
             return False
         encode = partial(self._encode_all, job, field)
         num_chars = prompt_cost(job.request)
-        if num_chars > MAX_MEDIUM_CHARS:
-            self._encode_long(job, field, num_chars, encode, opens_template=opens_template)
-        else:
-            self._encode_medium(job, field, cost, encode, opens_template=opens_template)
+        is_medium = num_chars <= MAX_MEDIUM_CHARS
+        size = cost if is_medium else num_chars
+        self._encode_in_thread(job, field, size, encode, is_medium=is_medium, opens_template=opens_template)
         return True
 
-    def _encode_long(
+    def _encode_in_thread(
         self,
         job: Job,
         field: PromptField,
         num_chars: int,
         encode: Callable[[], IntArray],
         *,
+        is_medium: bool,
         opens_template: bool = False,
     ) -> None:
-        """Let a thread encode a text, unless too much of the tenant waits already."""
-        self._long.check_room(job, num_chars)
-        self._admission.on_way.begin(job.request.tenant, len(job.handles))
-        encode = self._in_hand.later(job.suspect, job.request.tenant, encode)
-        self._long.add(job, field, num_chars, encode, opens_template=opens_template)
-
-    def _encode_medium(
-        self,
-        job: Job,
-        field: PromptField,
-        num_chars: int,
-        encode: Callable[[], IntArray],
-        *,
-        opens_template: bool = False,
-    ) -> None:
-        """Let a thread encode a text. When many of the tenant wait for that, its next messages do."""
+        """Let a thread encode a text. When many medium ones of the tenant wait for that, its next messages
+        wait, too; a long one is refused when too much of the tenant waits. is_medium, opens_template: as in
+        LongTexts.
+        """
         tenant = job.request.tenant
+        if not is_medium:
+            self._long.check_room(job, num_chars)
         self._admission.on_way.begin(tenant, len(job.handles))
-        self._arrivals.begin_encoding(tenant, num_chars)
-        encode = self._in_hand.later(job.suspect, job.request.tenant, encode)
-        self._long.add(job, field, num_chars, encode, is_medium=True, opens_template=opens_template)
+        if is_medium:
+            self._arrivals.begin_encoding(tenant, num_chars)
+        encode = self._in_hand.later(job.suspect, tenant, encode)
+        self._long.add(job, field, num_chars, encode, is_medium=is_medium, opens_template=opens_template)
 
     def _encode_all(self, job: Job, field: PromptField) -> IntArray:
         """Convert all texts of a request to ids, and return those of its prompt. Called in a thread."""
@@ -366,10 +357,9 @@ class TokenizerLoop:
         """Let the turn encode a text at its end, unless a template has made it long."""
         self._check_text(prompt)
         num_chars, encode = len(prompt.text), partial(self._encode_one, prompt)
-        if num_chars > MAX_MEDIUM_CHARS:
-            self._encode_long(prompt.job, prompt.field, num_chars, encode)
-        elif num_chars > MAX_PIECE_CHARS:
-            self._encode_medium(prompt.job, prompt.field, num_chars, encode)
+        if num_chars > MAX_PIECE_CHARS:
+            is_medium = num_chars <= MAX_MEDIUM_CHARS
+            self._encode_in_thread(prompt.job, prompt.field, num_chars, encode, is_medium=is_medium)
         else:
             self._admission.on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
             self._batch.append(prompt)
