@@ -129,16 +129,22 @@ def test_a_tenant_below_its_share_takes_from_whoever_is_there() -> None:
         assert cached(system) == 8, "its own, since it has all of its share"
 
 
+def fill_with_long_outputs(system: System) -> MaxUtilization:
+    """Run four long outputs of tenant B until one is retracted. Returns the capacity policy."""
+    send(system, *(of_b(number, 8, 80) for number in (2, 3, 4, 5)))
+    while not system.lifecycle.num_retracted:
+        system.step()
+    capacity = system.scheduler.capacity
+    assert isinstance(capacity, MaxUtilization)
+    return capacity
+
+
 def test_what_others_may_still_take_beyond_their_share_keeps_nobody_from_its_own() -> None:
     """After a retraction, rows of long outputs are expected to take more pages than there are. A tenant
     within its share waited for one of them to end, though it needed three pages and nineteen were there.
     """
     with with_hot_prefix(num_pages=64, conservativeness=0.3) as system:
-        send(system, *(of_b(n, 8, 80) for n in (2, 3, 4, 5)))
-        while not system.lifecycle.num_retracted:
-            system.step()
-        capacity = system.scheduler.capacity
-        assert isinstance(capacity, MaxUtilization)
+        capacity = fill_with_long_outputs(system)
         assert capacity.pages_wanted() > system.kv.num_available - 3 == 16
         send(system, message(6, [*HOT, 1, 2], 4, namespace=A))
         system.step()
@@ -162,11 +168,7 @@ def test_who_waits_for_rows_of_its_own_tenant_holds_up_nobody_else(capacity: str
 def test_a_tenant_whose_rows_may_take_all_of_its_share_waits_for_them() -> None:
     """Else it would give up rows again and again, and each time more is expected of the rows of all."""
     with with_hot_prefix(num_pages=64, conservativeness=0.3) as system:
-        send(system, *(of_b(n, 8, 80) for n in (2, 3, 4, 5)))
-        while not system.lifecycle.num_retracted:
-            system.step()
-        capacity = system.scheduler.capacity
-        assert isinstance(capacity, MaxUtilization)
+        capacity = fill_with_long_outputs(system)
         capacity.new_token_ratio = 1.0
         send(system, message(6, [6] * 4, 60, namespace=A), message(7, [7] * 4, 64, namespace=A))
         system.step()
