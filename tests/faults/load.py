@@ -30,8 +30,8 @@ PROMPTS = tuple(
 LENGTHS = (40, 120, 300)
 REQUEST_TIMEOUT_S = 120.0
 SILENT_S = 2 * REQUEST_TIMEOUT_S
-"""So long no caller at all gets anything, and some still wait: they wait for ever. One request has no limit:
-it may go through several restarts, each of which may take minutes on a busy machine.
+"""Seconds without anything for any caller, after which those that wait count as stuck. A single request has
+no limit: it may go through several restarts, each of which may take minutes on a busy machine.
 """
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
 """Nobody uses a connection that the server is about to close for being idle: that gets no answer."""

@@ -238,7 +238,7 @@ def test_a_call_after_the_end_keeps_no_frames_of_the_calls_before_it(
 def test_a_client_whose_server_was_still_loading_may_try_again_unless_it_was_closed(
     tmp_path: Path, is_closed: bool
 ) -> None:
-    """It went on to say that the server has not answered, though that was ready by then."""
+    """Before, each later call reported that the server had not answered, though it was ready by then."""
 
     async def main(ring: FakeRing) -> None:
         client = AsyncClient(tmp_path, connect_timeout=0.05)
@@ -389,7 +389,7 @@ def test_a_client_is_refused_in_a_second_loop(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_refused_in_a_second_loop(tmp_path: Path) -> None:
-    """Nobody would have woken who waits there."""
+    """A task that waits in the second loop would never be woken."""
     streams: list[AsyncResultStream] = []
 
     async def begin(client: AsyncClient) -> None:
@@ -423,7 +423,7 @@ def test_a_loop_that_ends_without_closing_leaves_the_thread_unharmed(tmp_path: P
 
 
 def test_a_client_whose_loop_was_closed_ends_by_itself_and_its_request_too(tmp_path: Path) -> None:
-    """Its thread went on for ever, and so did the request: the server heard that somebody is there."""
+    """Before, its thread went on for ever and kept its request alive: the server heard its heartbeats."""
     kept: list[object] = []
 
     async def main(client: AsyncClient) -> None:

@@ -126,7 +126,7 @@ def test_a_detokenizer_that_is_replaced_while_its_client_connects_costs_nothing(
 def test_of_a_connection_that_is_replaced_only_so_much_is_still_read(
     client: Client, ring: FakeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A detokenizer that is still there may go on to send. All of it was read, for as long as it did."""
+    """A detokenizer that is still there may go on to send. Before, it was read for as long as it did."""
     first, num_read = client._session.connection._lanes[0], 0  # type: ignore[attr-defined]
     receive = Lane.receive
 
@@ -314,7 +314,7 @@ def test_closing_ends_the_waiters_of_other_threads_and_aborts_on_the_server(tmp_
 
 
 def test_a_client_may_be_closed_by_its_own_thread(tmp_path: Path) -> None:
-    """The collector may run a destructor there that closes it. Waiting for itself was an error."""
+    """The garbage collector may run a destructor there that closes it. A thread cannot wait for itself."""
     errors: list[BaseException] = []
 
     with fake_ring(tmp_path, spell("a")):
@@ -399,7 +399,7 @@ def test_a_server_that_takes_nothing_makes_callers_overloaded_and_not_blocked(
 def test_a_client_that_nobody_refers_to_ends_once_its_streams_have(
     ring: FakeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread went on for as long as the process."""
+    """Before, its thread went on for as long as the process."""
     num_ticks, tick = 0, ring_state.RingState.tick
 
     def counted(*arguments: Any) -> Any:

@@ -208,7 +208,7 @@ def test_sequences_that_wait_for_memory_for_too_long_are_told_so(
 def test_a_sequence_that_waits_for_memory_again_without_a_token_goes_on_waiting(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
-    """Its time began anew each time, so it could wait for ever."""
+    """Before, its time began anew each time, so it could wait for ever."""
     now_s = 0.0
     monkeypatch.setattr(followed_guides, "time", SimpleNamespace(monotonic=lambda: now_s))
     ring = GrammarRing(vocabulary)

@@ -127,7 +127,7 @@ class Deaths:
         self.process = SequencesInHand.open(self._endpoints)
 
     def come_past(self, *handles: bytes, work: int = OUTPUT) -> None:
-        """Work on sequences, with success."""
+        """Work on sequences without dying."""
         self.process.show_only([place_of(handle, NO_CONTENT, "", work) for handle in handles])
         self.process.put_all_down()
 
@@ -173,7 +173,7 @@ def test_a_request_is_past_a_death_when_all_its_sequences_are_that_were_in_hand(
 
 @pytest.mark.parametrize("work", [GUESSES, HYPOTHESES])
 def test_work_that_was_not_in_hand_takes_nobody_past_a_death(tmp_path: Path, work: int) -> None:
-    """A search is opened at its start, and guesses come later: both go well, and then the same ends it."""
+    """A sequence goes well when it is opened again; its guesses or hypotheses end the process later."""
     deaths = Deaths(tmp_path)
     killer = make_handle(7, 5)
     for _ in range(2):

@@ -92,7 +92,7 @@ def test_a_mistake_in_the_new_keys_changes_nothing(
 def test_a_pipe_in_the_place_of_the_keys_keeps_no_later_ones_out(
     supervisor: Supervisor, keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody writes into it, and no hangup was heard any more once one had begun to read it."""
+    """Nobody writes into it. Before, the read never ended, and no later SIGHUP had an effect."""
     keys.unlink()
     os.mkfifo(keys, 0o600)
     hang_up(supervisor)

@@ -147,7 +147,7 @@ def statuses(callers: list[socket.socket]) -> list[int]:
 
 
 def test_long_answers_wait_in_their_places(tmp_path: Path, held_thread: threading.Event) -> None:
-    """They gave their places to others before, and any number waited."""
+    """Before, they gave their places to others, so any number of them waited."""
     with (
         http_front(
             tmp_path,

@@ -1,4 +1,4 @@
-"""Attack: connections that send one kind of bytes, and what attackers without a key say most."""
+"""Attack: connections that send one kind of bytes; also requests that several kinds of attackers send."""
 
 from __future__ import annotations
 

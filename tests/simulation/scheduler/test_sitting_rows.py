@@ -126,8 +126,8 @@ def test_tokens_are_on_their_way_before_a_step_waits_for_masks(
 
 
 def delay_guesses(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> list[int]:
-    """Have masks behind guesses take so many seconds, the last one from then on. Returns the list of how many
-    guesses were told each time.
+    """Have masks behind guesses take these numbers of seconds, one after the other, and the last one from
+    then on. Returns a list that gets the number of guesses each time some are told.
     """
     answer, numbers = FakeGrammar._answer, list[int]()
 
@@ -161,7 +161,7 @@ def long_output() -> list[int]:
 def test_masks_behind_guesses_that_always_take_long_hold_up_others_once(
     monkeypatch: pytest.MonkeyPatch, long_output: list[int]
 ) -> None:
-    """A step of all rows waited for them once in 64 tokens of the row, for as long as there was credit."""
+    """Before, a step of all rows waited for them once in 64 tokens of the row, while there was credit."""
     numbers = delay_guesses(monkeypatch, [0.2])
     with serving(depth=1, num_pages=1000, max_len=1000) as (system, _):
         assert run_guessing(system, 300, long_output) == long_output
@@ -214,7 +214,7 @@ def sitting_out() -> Iterator[tuple[System, FakeGrammar, SchedulerLoop]]:
 
 
 def rests(system: System, loop: SchedulerLoop) -> tuple[str, float]:
-    """Return what the loop waits for after another turn, and for how long."""
+    """Take another turn. Returns the kind of wait that follows, and its seconds."""
     system.pass_time(RETRY_S)
     found: list[tuple[str, float]] = []
     waits = [partial(lambda name, s: found.append((name, s)), name) for name in ("message", "masks", "time")]
@@ -223,7 +223,7 @@ def rests(system: System, loop: SchedulerLoop) -> tuple[str, float]:
 
 
 def test_a_loop_whose_rows_sit_out_sleeps_until_their_masks_come() -> None:
-    """It looked for them every 2 ms."""
+    """Before, it looked for them every 2 ms."""
     with sitting_out() as (system, grammar, loop):
         assert rests(system, loop) == ("masks", PAUSED_S)
         grammar.start()

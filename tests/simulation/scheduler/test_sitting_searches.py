@@ -194,7 +194,7 @@ def test_no_search_takes_masks_that_were_asked_for_while_it_waited(
 def test_a_search_whose_places_nobody_could_take_keeps_what_it_has_found(
     others: tuple[TokenizedRequest, ...],
 ) -> None:
-    """It had to leave for others that waited for their guides, and so for the same."""
+    """Before, it gave way to others that waited for their guides and could not start either."""
     asked = search(0, 3)
     with searching() as (system, _):
         expected = outputs(system, [asked])

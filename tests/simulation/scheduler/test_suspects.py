@@ -96,7 +96,7 @@ def test_who_comes_to_its_end_is_past_the_death_and_who_is_aborted_is_not() -> N
 
 
 def test_who_comes_to_its_end_under_the_name_of_a_suspect_with_something_else_clears_nobody() -> None:
-    """A caller over TCP names its requests itself. It could have all deaths look like the machine's."""
+    """A caller over TCP names its requests itself, and could so make all deaths look like the machine's."""
     harmless = message(1, [1, 2, 3], max_tokens=2)
     poison = suspect_of(harmless.handle, b"poison!!")
     with running() as system:

@@ -137,7 +137,7 @@ def test_more_than_what_is_needed_is_taken_beyond_a_share_only() -> None:
 
 @pytest.mark.parametrize("upto", [4, 5, 99])
 def test_what_a_flood_leaves_to_others_does_not_go_for_a_page(upto: int) -> None:
-    """Where an eviction may take all that is not in use, it took the whole prefix of a tenant."""
+    """Before, an eviction that may take all that is not in use took the whole prefix of a tenant."""
     cache = Cache(20)
     cache.put(A, 4)
     in_use = cache.put_and_use(B, 16)

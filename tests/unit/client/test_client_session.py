@@ -266,7 +266,7 @@ def test_a_caller_who_leaves_while_the_tokenizer_is_gone_is_told_of_again() -> N
 
 
 def test_nothing_is_kept_of_a_request_that_ends_while_its_caller_leaves() -> None:
-    """A thread that left kept the handle for as long as the session, if the end came meanwhile."""
+    """Before, the session kept its handle for ever."""
     events = Events()
     state, mailbox = events.ask()
     put = mailbox.put
@@ -283,7 +283,7 @@ def test_nothing_is_kept_of_a_request_that_ends_while_its_caller_leaves() -> Non
 
 @pytest.mark.parametrize("has_sent", [False, True])
 def test_a_request_whose_caller_is_interrupted_while_it_is_sent_is_aborted(has_sent: bool) -> None:
-    """By Ctrl-C. It ran to its end and kept its label, though nobody could read it."""
+    """Ctrl-C interrupts it. Before, the request ran to its end, though nobody could read it."""
     events = Events()
     submit = events.submit
 

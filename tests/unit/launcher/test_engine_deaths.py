@@ -91,7 +91,7 @@ def test_who_comes_past_while_it_is_alone_and_is_there_again_stays_alone_in_the_
 
 
 def test_who_comes_with_something_else_under_its_name_is_known_by_its_content() -> None:
-    """It runs beside the poison of the next death, and is not that of the last one."""
+    """It has the handle of a suspect and other content, and runs when another request ends the engine."""
     engines = Engines()
     poison, other, harmless = (suspect_of(HANDLES[1], 8 * each) for each in (b"p", b"o", b"h"))
     engines.die(of([poison, KEYS[2]]))

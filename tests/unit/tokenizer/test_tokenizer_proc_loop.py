@@ -253,7 +253,7 @@ def test_a_conversation_that_takes_its_template_long_is_left_to_a_thread(
 
 
 def test_few_conversations_are_taken_while_the_template_is_loaded(demo: Tokenizer) -> None:
-    """Any number was kept, whatever their size. What is beyond MAX_ENCODING_CHARS waits where it is."""
+    """Before, any number was taken. What is beyond MAX_ENCODING_CHARS waits unbegun."""
     opened, own = threading.Event(), (ChatMessage("user", "x" * 60_000),)
 
     class Loading(Templated):
