@@ -46,7 +46,7 @@ class TenantLimiter:
         """
         account = self._accounts.of(message.tenant)
         if message.is_again:
-            self._check_again(account)
+            self._check_again(account, is_paid=is_paid)
             if account.bucket is not None and not is_paid:
                 self._check_debt(account)
             return
@@ -79,11 +79,17 @@ class TenantLimiter:
             param="priority",
         )
 
-    def _check_again(self, account: Account[Request]) -> None:
+    def _check_again(self, account: Account[Request], *, is_paid: bool) -> None:
         """Raise RateLimited if more sequences are submitted again than the tenant can have had before the
-        restart.
+        restart, or if it has its whole share, other tenants may come, and nobody here knows this one.
         """
-        if self._share is not None and account.num_again >= self._most(account.limits, self._share.most):
+        share, limits = self._share, account.limits
+        if share is None:
+            return
+        is_used_up = account.num_again >= self._most(limits, share.most)
+        if not (is_used_up or is_paid) and (limits is None or limits.max_waiting is None):
+            is_used_up = account.num_live >= share.max_of_one and not share.is_lifted()
+        if is_used_up:
             raise RateLimited("as many requests of this key are made again as it can have had")
 
     def _check_debt(self, account: Account[Request]) -> None:

@@ -118,6 +118,7 @@ def test_no_more_is_made_again_than_a_tenant_can_have_had() -> None:
     with limited(share=share, max_running=3, max_waiting=5, changes={"max_live": 100}) as system:
         again = [a(number, max_tokens=1, is_again=True) for number in range(20)]
         again += [b(number + 50, max_tokens=1, is_again=True) for number in range(120)]
+        system.scheduler.intake.interrupted.update(sequence_key(each.handle) for each in again)
         for each in again:
             system.scheduler.intake.receive(each)
         counts = [system.lifecycle.accounts.of(name).num_live for name in "ab"]
@@ -347,6 +348,31 @@ def test_who_says_that_requests_are_made_again_pays_for_them() -> None:
         error = error_of(system, claimed[-1])
         assert error is not None
         assert "tokens_per_minute" in error.message
+
+
+def test_who_says_that_requests_are_made_again_leaves_room_for_others() -> None:
+    """A client can come back at any time. With 108 such claims one key had every place of 108."""
+    with limited(share=QueueShare(76, 100, 100), changes={"max_live": 100}) as system:
+        intake = system.scheduler.intake
+        claimed = [b(number, max_tokens=1, attempt=1, is_again=True) for number in range(100)]
+        were_here = claimed[90:]
+        intake.interrupted.update(sequence_key(each.handle) for each in were_here)
+        others = [a(200 + number, max_tokens=1) for number in range(4)]
+        for each in (*claimed, *others):
+            intake.receive(each)
+        assert system.lifecycle.accounts.of("b").num_live == 76 + len(were_here)
+        assert system.lifecycle.accounts.of("a").num_live == len(others)
+        run_until_idle(system)
+        assert not any(refused(system, *were_here, *others))
+        error = error_of(system, claimed[80])
+        assert error is not None
+        assert error.status == 429
+    lifted = QueueShare(76, 100, 100, is_lifted=lambda: True)
+    with limited(share=lifted, changes={"max_live": 100}) as system:
+        for each in claimed:
+            system.scheduler.intake.receive(each)
+        assert system.lifecycle.accounts.of("b").num_live == 100
+        run_until_idle(system)
 
 
 def test_another_prompt_under_the_name_of_one_that_runs_is_paid_for() -> None:
