@@ -18,8 +18,8 @@ MAX_WAITING_CHARS = 1 << 24
 """Maximum number of characters, or ids, that wait for threads by default; further calls are refused. The
 number of prompts is not limited: a thousand short ones at once are a usual load and take no time.
 """
-CHARS_PER_CALL = 1 << 10
-"""Cost of a call, in characters, in addition to its text."""
+SIZE_PER_CALL = 1 << 10
+"""Cost of a call in addition to the size of its work."""
 
 
 class FairThreads:
@@ -34,26 +34,27 @@ class FairThreads:
         max_waiting: int | None = None,
         queue: tuple[str, str] = ("prompts", "the tokenizer of the HTTP server"),
     ) -> None:
-        """`is_divided` returns True if there are several tenants. `max_waiting` is the limit of what waits,
-        in characters, or in the unit that all calls use. `queue` names what waits and for what, for errors.
+        """`is_divided` returns True if there are several tenants. `max_waiting` is the limit of the
+        sizes that wait, in any unit; None: MAX_WAITING_CHARS. `queue` names, for errors, the calls that wait
+        and the threads.
         """
         self._threads = ThreadPoolExecutor(num_threads, name)
         self._num_free = num_threads
         self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
         """Calls that wait for a thread, by tenant; the tenant whose turn it is comes first."""
-        self._chars = Shares(MAX_WAITING_CHARS if max_waiting is None else max_waiting, is_divided)
+        self._waiting = Shares(MAX_WAITING_CHARS if max_waiting is None else max_waiting, is_divided)
         self._queue = queue
 
-    async def run(self, tenant: str, work: Callable[[], T], num_chars: int) -> T:
+    async def run(self, tenant: str, work: Callable[[], T], size: int) -> T:
         """Do the work in one of the threads. A tenant without waiting calls is let in, whatever the size of
-        its call.
+        its call. size: in characters, or in the unit of `max_waiting`.
 
         Raises: RateLimited if too much of this tenant waits, Overloaded if too much of all waits.
         """
-        cost, chars = num_chars + CHARS_PER_CALL, self._chars
-        if chars.of(tenant) and not (chars.has_room(cost) and chars.may_have(tenant, cost)):
+        cost, waiting = size + SIZE_PER_CALL, self._waiting
+        if waiting.of(tenant) and not (waiting.has_room(cost) and waiting.may_have(tenant, cost)):
             raise self._refusal(tenant, cost)
-        chars.take(tenant, cost)
+        waiting.take(tenant, cost)
         try:
             await self._turn_of(tenant)
             future = self._threads.submit(work)
@@ -62,11 +63,11 @@ class FairThreads:
             future.add_done_callback(lambda _: call_in_loop(loop, self._pass_on, None))
             return await asyncio.wrap_future(future)
         finally:
-            chars.give_back(tenant, cost)
+            waiting.give_back(tenant, cost)
 
     def _refusal(self, tenant: str, cost: int) -> Overloaded:
         what, threads = self._queue
-        if not self._chars.may_have(tenant, cost):
+        if not self._waiting.may_have(tenant, cost):
             return RateLimited(f"too many {what} of this API key wait for {threads}; try again later")
         return Overloaded(f"too many {what} wait for {threads}; try again later")
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 import pytest
 
 from carousel.server.tenancy import fair_threads
-from carousel.server.tenancy.fair_threads import CHARS_PER_CALL, FairThreads
+from carousel.server.tenancy.fair_threads import SIZE_PER_CALL, FairThreads
 from runtime.base.errors import Overloaded, RateLimited
 from tests.harness.ring.launched import SLACK
 
@@ -71,7 +71,7 @@ def test_who_leaves_keeps_nobody_from_a_thread(num_threads: int) -> None:
 
 
 def test_what_waits_of_one_tenant_is_bounded_and_another_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 16 * CHARS_PER_CALL)
+    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 16 * SIZE_PER_CALL)
 
     async def refused(call: Awaitable[bool]) -> type[BaseException]:
         with pytest.raises(Overloaded) as error:
@@ -82,7 +82,7 @@ def test_what_waits_of_one_tenant_is_bounded_and_another_is_let_in(monkeypatch: 
         threads, release = FairThreads(1, "test", lambda: True), threading.Event()
 
         def call(tenant: str, num_calls: int) -> asyncio.Task[bool]:
-            chars = (num_calls - 1) * CHARS_PER_CALL
+            chars = (num_calls - 1) * SIZE_PER_CALL
             return asyncio.create_task(threads.run(tenant, lambda: release.wait(WAIT_S), chars))
 
         waiting = [call("alice", 8), call("alice", 4)]
@@ -100,7 +100,7 @@ def test_what_waits_of_one_tenant_is_bounded_and_another_is_let_in(monkeypatch: 
 
 
 def test_without_tenants_all_of_it_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 4 * CHARS_PER_CALL)
+    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 4 * SIZE_PER_CALL)
 
     async def main() -> None:
         threads, release = FairThreads(1, "test", lambda: False), threading.Event()
