@@ -13,7 +13,8 @@ import pytest
 from runtime.base.errors import ConfigError
 from runtime.ring.tenants import Tenant, Tenants
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.messages import ControlOp, ControlRequest
+from runtime.wire.handle import MAX_ABORT_HANDLES, make_handle
+from runtime.wire.messages import AbortRequest, ControlOp, ControlRequest, TokenizedRequest
 from runtime.wire.plan import RankCall, WorkerReady
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.batching.prefill_adder import PrefillTotals
@@ -21,7 +22,7 @@ from scheduler_proc.build_scheduler import build_scheduler
 from scheduler_proc.core import output
 from scheduler_proc.heartbeat import Heartbeat
 from scheduler_proc.intake.worker_calls import WorkerCalls
-from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
+from scheduler_proc.loop import CHECK_AFTER_IDLE_S, MAX_ABORTS_PER_STEP, RETRY_S, SchedulerLoop
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.policy.base import SchedulePolicy
 from scheduler_proc.policy.longest_prefix import LongestPrefix
@@ -86,6 +87,26 @@ def test_a_loop_that_reads_nothing_is_not_woken_by_what_it_does_not_read(
         loop.turn()
         loop.rest(loop.turn(), wait, Mock(), sleep)
         assert (wait.call_count, sleep.call_count) == (2, 1)
+
+
+def test_a_step_takes_few_aborts_and_all_messages_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant may send 16 messages of 4,096 handles that nobody knows: 80 ms of work."""
+    with running() as system:
+        loop = loop_of(system)
+        for first in range(0, 16 * MAX_ABORT_HANDLES, MAX_ABORT_HANDLES):
+            handles = tuple(make_handle(7, first + each) for each in range(MAX_ABORT_HANDLES))
+            system.inbox.send(AbortRequest(handles))
+        system.inbox.send(message(1, [1] * 8))
+        taken = Mock(wraps=system.scheduler.step)
+        monkeypatch.setattr(system.scheduler, "step", taken)
+        while loop.turn() == 0.0:
+            pass
+        steps = [call.args[0] for call in taken.call_args_list]
+        most = max(
+            sum(len(each.handles) for each in step if isinstance(each, AbortRequest)) for step in steps
+        )
+        assert most == MAX_ABORTS_PER_STEP
+        assert [type(each) for step in steps for each in step] == [AbortRequest] * 16 + [TokenizedRequest]
 
 
 def test_an_idle_loop_checks_itself_once_and_survives_what_it_finds(caplog: pytest.LogCaptureFixture) -> None:
