@@ -45,7 +45,7 @@ class Accounts:
             account = self._accounts[name] = Account(self.tenants.named(name), self._clock())
             if account.max_running is not None:
                 account.queued = SortedRequests()
-            self._note_names()
+            self._has_several |= name != OWNER and name not in self._named
         return account
 
     def has_several(self) -> bool:
