@@ -1,5 +1,5 @@
 """ConnectionTurns: limits the work of a process's connections in one turn of the event loop: reading,
-parsing, beginning requests.
+parsing, beginning requests. EndTurns limits the connections whose ends are handled in one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ HEAD_COST = 30
 REQUEST_COST = 150
 """Cost of beginning a request: a task that passes through the middleware."""
 BYTES_PER_COST = 2048
+ENDS_IN_TURN = 64
+"""Ends that are handled in a turn, of 10 to 20 us each. With 8,192 connections the last one keeps its file
+descriptor for 128 turns.
+"""
 
 
 class ConnectionTurns:
@@ -60,3 +64,34 @@ class ConnectionTurns:
         finally:
             if self._line:
                 self._make_due()
+
+
+class EndTurns:
+    """Turns of one event loop. Ends are handled in the order in which they come.
+
+    The loop tells of all connections that have ended since its last turn at once. For 4,000 of them the work
+    took 40 to 95 ms of CPU in one turn (2026-11), while all other callers waited.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[Callable[[], None]] = deque()
+        self._is_due = False
+        """True if the next turn is scheduled."""
+
+    def wait(self, end: Callable[[], None]) -> None:
+        """Call `end` in a later turn, after all earlier callers."""
+        self._line.append(end)
+        self._make_due()
+
+    def _make_due(self) -> None:
+        if self._line and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_due = False
+        try:
+            for _ in range(min(ENDS_IN_TURN, len(self._line))):
+                self._line.popleft()()
+        finally:
+            self._make_due()

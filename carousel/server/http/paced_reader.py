@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 
-from carousel.server.http.connection_turns import ConnectionTurns
+from carousel.server.http.connection_turns import ConnectionTurns, EndTurns
 from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls.tls_writer import Below, TlsWriter
@@ -31,11 +32,18 @@ class PacedReader(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, make_protocol: Callable[[], HttpProtocol], turns: ConnectionTurns, buffer: memoryview
+        self,
+        make_protocol: Callable[[], HttpProtocol],
+        turns: ConnectionTurns,
+        ends: EndTurns,
+        buffer: memoryview,
     ) -> None:
-        """`buffer` has READ_BYTES and is the same for all connections. No data stays in it after a read."""
+        """`turns`, `ends` and `buffer`, of READ_BYTES, are shared by all connections. No data stays in
+        `buffer` after a read.
+        """
         self._make_protocol = make_protocol
         self._turns = turns
+        self._ends = ends
         self._buffer = buffer
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
@@ -47,6 +55,7 @@ class PacedReader(asyncio.BufferedProtocol):
         if has_left(transport):  # before the connection was accepted
             transport.abort()
             return
+        self._transport = transport
         self._protocol = self._make_protocol()
         pause, resume = self._protocol.pause_writing, self._protocol.resume_writing
         if self.below is None:
@@ -66,15 +75,27 @@ class PacedReader(asyncio.BufferedProtocol):
         if self._protocol is None or self._writer is None:
             return False
         self._protocol.eof_received()
-        return self._writer.eof_received()
+        keeps_open = self._writer.eof_received()
+        if not keeps_open and self.below is None:  # a TLS connection ends whatever is returned here
+            self._ends.wait(self._transport.close)
+            return True
+        return keeps_open
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._protocol is not None:
-            self._protocol.connection_lost(exc)
-        if self._writer is not None:
-            self._writer.connection_lost()
+        if self._protocol is None:  # the client had left before
+            self.below = None
+            return
+        self._protocol.eof_received()  # the handler of a request is told at once
+        self._ends.wait(partial(self._lose, exc))
+
+    def _lose(self, exc: Exception | None) -> None:
+        assert self._protocol is not None
+        assert self._writer is not None
+        self._protocol.connection_lost(exc)
+        self._writer.connection_lost()
         # The event loop's TLS, which they refer to, keeps this object's methods: a cycle for the collector.
         self._protocol = self._writer = self.below = None
+        del self._transport
 
     def pause_writing(self) -> None:
         if self._writer is not None:

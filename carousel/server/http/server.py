@@ -15,7 +15,7 @@ import uvicorn
 
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.connection_count import ConnectionCount, openable
-from carousel.server.http.connection_turns import ConnectionTurns
+from carousel.server.http.connection_turns import ConnectionTurns, EndTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls.handshake_turns import HandshakeTurns
@@ -65,6 +65,7 @@ class HttpServer(uvicorn.Server):
             most, max_per_address, self._close_servers, self._accept_again, ACCEPTED_IN_TURN
         )
         self._turns = ConnectionTurns()
+        self._ends = EndTurns()
         self._handshakes = HandshakeTurns()
         self._body_pace = body_pace
         self._unread = unread
@@ -151,7 +152,7 @@ class HttpServer(uvicorn.Server):
         make_protocol = partial(
             HttpProtocol, self._count, self._turns, self._body_pace, self._unread, self._root_path, **about
         )
-        reader = PacedReader(make_protocol, self._turns, self._buffer)
+        reader = PacedReader(make_protocol, self._turns, self._ends, self._buffer)
         context = self.config.ssl
         if context is None:
             return reader
