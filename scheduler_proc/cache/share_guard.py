@@ -9,7 +9,7 @@ take everything, so that each request completes in the end.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +40,9 @@ class ShareGuard:
         self._ledger = cache.ledger
         self._ledger.pool_pages = pages.num_pages
         self.shares = self._ledger.shares
+        self._grouped: RowArray | None = None
+        """Running rows of which _rows_of tells the accounts."""
+        self._rows_of: defaultdict[CacheAccount, list[int]] = defaultdict(list)
         self.is_counted = False
         """True while the ledger knows the rows and their private pages. Code that changes these sets it to
         False.
@@ -112,18 +115,25 @@ class ShareGuard:
         """
         if not self.is_needed:
             return False
+        self._settle()
         account, rows = node.account, self._rows
-        held = self.rows_of(account)
-        if not len(held):
+        if not account.num_rows:
             return False
+        if not self.is_within_share(account, num_more):  # looks at no row
+            return True
+        held = self.rows_of(account)
         num_final = -(-rows.max_len[held] // self._page_size)
         num_more += int((num_final - self._tables.num_pages[held]).sum())
         return not self.is_within_share(account, num_more)
 
     def rows_of(self, account: CacheAccount) -> RowArray:
         """Return the rows that the tenant's requests hold."""
-        is_own = [req.lease.account is account for req in self._rows.holders()]
-        return self._rows.running[np.array(is_own, np.bool_)]
+        running = self._rows.running
+        if self._grouped is not running:  # another array whenever a row is acquired or released
+            self._grouped, self._rows_of = running, defaultdict(list)
+            for row, req in zip(running.tolist(), self._rows.holders(), strict=True):
+                self._rows_of[req.lease.account].append(row)
+        return np.array(self._rows_of.get(account, ()), np.intp)
 
     def _settle(self) -> None:
         self.count_rows()

@@ -76,9 +76,11 @@ class MaxUtilization:
         if not self._ledger.has_several:
             return False
         guard, account = self._kv.guard, prefix.node.account
-        return guard.is_within_share(account, num_missing + self.pages_wanted(guard.rows_of(account))) and (
-            num_missing <= self._kv.num_available - self._ledger.num_withheld(account)
-        )
+        if not guard.is_within_share(account, num_missing):  # looks at no row
+            return False
+        if num_missing > self._kv.num_available - self._ledger.num_withheld(account):
+            return False
+        return guard.is_within_share(account, num_missing + self.pages_wanted(guard.rows_of(account)))
 
     def has_room_for(self, num_pages: int) -> bool:
         """Return True if num_pages pages could be promised to newcomers together."""
