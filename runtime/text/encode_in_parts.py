@@ -5,11 +5,13 @@ Where a part is cut, its last tokens may be other ones than those of the whole t
 some hundred tokens before that, at the beginning of a word, and takes over where both agree. Its first tokens
 may be other ones, too, if the tokenizer writes a space before a text. Then it takes over some tokens later.
 
-This gives the ids of the whole text. Words are encoded each by itself. Within a word, which some tokenizers
-let be as long as the text, byte pair encoding is such that tokens belong to the whole if each two neighbours
-belong together (shown for the crate `bpe` of GitHub's rust-gems), and neighbours on both sides of a join are
-neighbours in a part. A part that does not agree with the next one is made longer. This happens to parts of
-few tokens and, with some tokenizers, to long runs of characters that are not in the vocabulary.
+This gives the ids of the whole text. Words are encoded each by itself, and must be the same ones in parts
+that agree: if a tokenizer divides a number into threes, where a part begins decides which. Within a word,
+which some tokenizers let be as long as the text, byte pair encoding is such that tokens belong to the whole
+if each two neighbours belong together (shown for the crate `bpe` of GitHub's rust-gems), and neighbours on
+both sides of a join are neighbours in a part. A part that does not agree with the next one is made longer.
+This happens to parts of few tokens and, with some tokenizers, to long runs of characters that are not in the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ GROWTH = 4
 """Factor by which a part becomes longer if it does not agree with the next one."""
 CUT_TOKENS = 64
 """Number of a part's last tokens that may differ because it ends there."""
+OTHER_CHARACTER = "\u4e2d"
+"""Character that stands for no byte."""
 NUM_AGREEING = 16
 """Number of tokens before a join, and behind it, that must be the same in both parts."""
 
@@ -59,8 +63,17 @@ class _Overlap:
     """Encoded part of a text, with the places of its tokens."""
 
     start: int
+    stop: int
     encoding: Encoding
     ids: IntArray
+
+    def last_words(self) -> IntArray:
+        """Return how far from the end each token but the first begins, or 0 if it begins no word; the last
+        token first.
+        """
+        words = np.array([-1 if word is None else word for word in self.encoding.word_ids], np.int32)
+        places = np.array([place for place, _ in self.encoding.offsets], np.int32)[1:]
+        return np.where(np.diff(words) != 0, self.stop - self.start - places, 0)[::-1]
 
     def begins_word(self, token: int) -> bool:
         word_of = self.encoding.token_to_word
@@ -167,7 +180,10 @@ class TextInParts:
         for num_chars in OVERLAP_CHARS:
             overlap = self._overlap(max(part.stop - num_chars, (part.start + part.stop) // 2), part.stop)
             num_before = len(part.ids) - len(overlap.ids)
-            fewest = max(len(overlap.ids) - _num_equal(part.ids[::-1], overlap.ids[::-1]), first - num_before)
+            num_same = min(
+                _num_equal(part.ids[::-1], overlap.ids[::-1]), self._num_in_same_words(part, overlap)
+            )
+            fewest = max(len(overlap.ids) - num_same, first - num_before)
             tokens = range(fewest + NUM_AGREEING, len(overlap.ids) - CUT_TOKENS - NUM_AGREEING)
             begin = next(filter(overlap.begins_word, tokens), None) or next(self._cuts(overlap, tokens), None)
             if begin is None:
@@ -181,8 +197,17 @@ class TextInParts:
                     return _Join(num_before + end, following, place)
         return None
 
+    def _num_in_same_words(self, part: _Part, overlap: _Overlap) -> int:
+        """Return how many of the last tokens are in the same words in a part and in its overlap."""
+        shifted = self._overlap(overlap.start + 1, part.stop)
+        words = overlap.last_words()
+        num_same = _num_equal(words, shifted.last_words())
+        if num_same > len(words) // 2:  # nearly always: where the overlap begins decides nothing
+            return num_same
+        return _num_equal(words, self._overlap(part.start, part.stop).last_words())
+
     def _overlap(self, start: int, stop: int) -> _Overlap:
-        return _Overlap(start, *self._encode_places(self._text[start:stop]))
+        return _Overlap(start, stop, *self._encode_places(self._text[start:stop]))
 
     def _cuts(self, overlap: _Overlap, tokens: range) -> Iterator[int]:
         """Yield the tokens before which parts may meet."""
@@ -220,6 +245,20 @@ def may_cut_words(backend: Backend) -> bool:
     model = backend.model
     if not isinstance(model, BPE):
         return False
-    if model.byte_fallback or model.unk_token is not None:
+    if model.unk_token is not None:
         return True
-    return all(backend.token_to_id(char) is not None for char in ByteLevel.alphabet())
+    if model.byte_fallback:
+        return all(backend.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+    return _writes_bytes(backend) and all(
+        backend.token_to_id(char) is not None for char in ByteLevel.alphabet()
+    )
+
+
+def _writes_bytes(backend: Backend) -> bool:
+    """Return True if words are written with a character for each byte."""
+    text = OTHER_CHARACTER
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is not None:
+        text = "".join(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
+    return set(text) <= set(ByteLevel.alphabet())

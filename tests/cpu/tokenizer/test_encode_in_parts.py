@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Encoding, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from runtime.settings.config import DEMO_MODEL
 from runtime.text import tokenizer
@@ -51,6 +52,25 @@ def without_words() -> Backend:
     return trained_on_bytes(backend)
 
 
+def few_digits_in_threes() -> Backend:
+    """Make a tokenizer with one token of two digits, 12, which are in one word."""
+    backend = digits_in_threes()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.model = models.BPE({token: n for n, token in enumerate([*alphabet, "12"])}, [("1", "2")])
+    return backend
+
+
+def unknown_words(words: PreTokenizer) -> Backend:
+    backend = Backend(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    backend.pre_tokenizer = words
+    return backend
+
+
+def without_bytes(*, byte_fallback: bool) -> Backend:
+    """Make a tokenizer whose vocabulary has the characters of bytes, but which writes no bytes with them."""
+    return trained_on_bytes(Backend(models.BPE(byte_fallback=byte_fallback)))
+
+
 def trained_on_bytes(backend: Backend) -> Backend:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet))
@@ -69,6 +89,11 @@ def likeliest_pieces() -> Backend:
 KINDS: dict[str, Callable[[], Backend]] = {
     "demo": lambda: Backend.from_file(str(DEMO_MODEL / "tokenizer.json")),
     "digits in threes": digits_in_threes,
+    "few digits in threes": few_digits_in_threes,
+    "unknown digits in threes": lambda: unknown_words(pre_tokenizers.Split(Regex(r"\d{1,3}"), "isolated")),
+    "unknown words of five": lambda: unknown_words(pre_tokenizers.FixedLength(5)),
+    "without bytes": lambda: without_bytes(byte_fallback=False),
+    "without bytes to fall back on": lambda: without_bytes(byte_fallback=True),
     "without words": without_words,
     "sentencepiece": lambda: made.sentencepiece()._backend,
     "sentencepiece, first": lambda: made.sentencepiece(prepends="first")._backend,
@@ -86,6 +111,7 @@ TEXTS = {
     "words": " ".join(random.Random(1).choices(WORDS, k=1600)),
     "marks": drawn(list(map(chr, range(32, 127))), 6000, 2),
     "digits": drawn("0123456789", 7001, 3),
+    "nines, then twelves": "9" * 3001 + "12" * 1500,
     "one letter": "a" * 7001,
     "spaces": " " * 8628,
     "white space": drawn(SPACES, 9000, 4),
@@ -93,6 +119,7 @@ TEXTS = {
     "special tokens": drawn(MARKS, 9000, 6),
     "combining": "é" * 3000 + drawn(list(map(chr, range(0x300, 0x370))), 3000, 7),
     "wide": "ﷺ" * 3000,
+    "scripts": drawn(list(map(chr, range(0x20, 0x3000))), 9000, 10) + "hello" * 1000,
     "kinds in turn": drawn("ab", 3001, 8)
     + " " * 3001
     + drawn("0123456789", 3001, 9)
