@@ -45,7 +45,7 @@ CONTROL_TIMEOUT_S = 5.0
 MIN_MAX_IDS = 1 << 16
 DEFAULT_MODEL = "default"
 MAX_LONG_ANSWER_BYTES = 64 << 20
-"""Maximum number of bytes of long answers that wait to be formatted."""
+"""Maximum number of bytes of answers that wait to be formatted: long ones, and those with more than text."""
 
 
 class ServedModel(NamedTuple):

@@ -100,11 +100,9 @@ async def first_piece(
     """
     make_first: Callable[[], bytes] = partial(next, pieces, b"")
     num_chars = sum(len(each.text) + len(each.token_ids) for one in completions for each in one.outputs)
-    # Of thousands that come together those in the thread's line would be kept, and nobody counts them.
-    if num_chars > (MANY_CHARS if is_parsed else MANY_COPIED_CHARS):
+    # Answers in the thread's line are kept meanwhile. It is bounded, and tenants take turns in it.
+    if prompts.has_large_parts or num_chars > (MANY_CHARS if is_parsed else MANY_COPIED_CHARS):
         return await prompts.server.long_answers.run(prompts.tenant.name, make_first, _num_bytes(completions))
-    if prompts.has_large_parts:
-        return await asyncio.to_thread(make_first)
     return make_first()
 
 

@@ -97,6 +97,12 @@ def test_long_answers_with_logprobs_are_parsed_in_the_turns_of_their_tenant(
     assert {name for name, _ in parsed} == {"answers_0"}
 
 
+def test_short_answers_with_logprobs_take_the_same_turns(front: Front, parsed: list[tuple[str, int]]) -> None:
+    """They went to threads with a line that had no end and no turns."""
+    assert num_calls(front.chat(**CHAT, max_tokens=1, logprobs=True).content) == 1
+    assert [name for name, _ in parsed] == ["answers_0"]
+
+
 def test_short_answers_are_parsed_where_they_come(front: Front, parsed: list[tuple[str, int]]) -> None:
     assert num_calls(front.chat(**CHAT, max_tokens=1).content) == 1
     assert [name for name, _ in parsed] == ["http-front"]
