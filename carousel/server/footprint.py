@@ -19,6 +19,8 @@ GENERATION = Size(55, 80, 13 << 10)
 """Addition to a request that generates, without its prompts."""
 PROMPT = Size(26, 48, 6 << 10)
 """One prompt of such a request, without its text and its sequences."""
+CHARACTER = Size(0, 0, 1)
+"""One character of such a text, which takes one to four bytes, or one id, which takes four."""
 SEQUENCE = Size(5, 12, 1 << 9)
 
 
@@ -32,7 +34,7 @@ class Footprint:
         self._connection = CONNECTION.plus(TLS) if has_tls else CONNECTION
 
     def now(self) -> Size:
-        """Return the size of connections, requests, bodies that are read, and answers that are not."""
+        """Return the size of connections, requests, their texts, bodies that are read, and unread answers."""
         state = self._state
         total = Size(0, 0, state.bodies.num_bytes + state.unread.num_bytes)
         for count, size in (
@@ -40,6 +42,7 @@ class Footprint:
             (len(self._server.server_state.tasks), REQUEST),
             (state.running.num_requests, GENERATION),
             (state.running.num_prompts, PROMPT),
+            (state.running.num_chars, CHARACTER),
             (state.places.num_sequences, SEQUENCE),
         ):
             total = total.plus(size, count)

@@ -37,21 +37,27 @@ class RunningRequests:
         """Number of requests that are running, of all tenants."""
         self.num_prompts = 0
         """Number of their prompts, those that have ended included."""
+        self.num_chars = 0
+        """Number of characters, or ids, of these prompts, which are kept so that they can be sent again."""
 
     @contextmanager
-    def hold(self, tenant: str, request: Abortable, labels: Sequence[str]) -> Iterator[None]:
+    def hold(
+        self, tenant: str, request: Abortable, labels: Sequence[str], num_chars: int = 0
+    ) -> Iterator[None]:
         """Register the request while the block runs. `labels` has one for each prompt, as its caller knows
-        them.
+        them. `num_chars` is the length of all prompts.
         """
         own = self._labels.setdefault(tenant, {})
         own[request] = labels
         self.num_requests += 1
         self.num_prompts += len(labels)
+        self.num_chars += num_chars
         try:
             yield
         finally:
             self.num_requests -= 1
             self.num_prompts -= len(labels)
+            self.num_chars -= num_chars
             del own[request]
             if not own:
                 del self._labels[tenant]

@@ -129,10 +129,16 @@ class Completion:
     label: str = ""
     embedding: FloatArray | None = field(default=None, compare=False)
     """Vector [hidden_size] float32, if the request was for an embedding."""
-    prompt: str | None = field(default=None, compare=False)
-    """Prompt as it was given; None for one of token ids and for a conversation."""
+    given_text: str | bytes | None = field(default=None, compare=False, repr=False)
+    """Text of the prompt, as UTF-8 if it is long; None for one of token ids and for a conversation."""
     packed_prompt: bytes = field(default=b"", compare=False, repr=False)
     """Packed token ids of a prompt that was given as ids."""
+
+    @property
+    def prompt(self) -> str | None:
+        """Prompt as it was given; None for one of token ids and for a conversation."""
+        text = self.given_text
+        return text.decode() if isinstance(text, bytes) else text
 
     @property
     def prompt_token_ids(self) -> list[int] | None:

@@ -231,6 +231,7 @@ class Session(Generic[M]):
             except BaseException:  # an interrupt, before it was sent or after
                 self.forget(number)
                 raise
+            state.pack_text()
         return state
 
     def abort(self, number: int) -> None:

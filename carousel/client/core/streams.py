@@ -137,7 +137,8 @@ class AsyncResultStream(_Stream):
         self.state: RequestState | None = None
         """Everything that was received so far; None before the iteration has begun."""
         self._connect = connect
-        self._submission = submission
+        self._submission: Submission | None = submission
+        """The request until it is submitted. Its state keeps all that is needed from then on."""
         self._timeout = timeout
         self._deadline: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -197,12 +198,14 @@ class AsyncResultStream(_Stream):
 
     async def _take_in(self) -> None:
         if self._mailbox is None or self.state is None:
-            session = await self._connect()
+            session, submission = await self._connect(), self._submission
             self._check_open()
-            await put_async(session, self._submission)
+            assert submission is not None
+            await put_async(session, submission)
             self._check_open()
             self._session = session
-            self.state, self._mailbox = session.open_request(self._submission)
+            self.state, self._mailbox = session.open_request(submission)
+            self._submission = submission = None
             for sequence in self.state.sequences:
                 sequence.keeps_logprobs = self.keeps_logprobs
         if asyncio.get_running_loop() is not self._loop:

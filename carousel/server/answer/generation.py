@@ -67,11 +67,13 @@ class Generation(Response):
         """Run the request and send the answer. Raises RequestError and RingClosed only while nothing has been
         sent.
         """
-        server, submissions, received_s = self._server, self._submissions, scope["state"]["received_s"]
-        prompts = self._prompts = RunningPrompts(server, tenant_of(scope), submissions, received_s)
-        asked = TracedRequest(scope, submissions, received_s, server.config.model_names[0])
-        self._trace = server.begin_trace(asked)
-        if submissions[0].stream:
+        server, received_s = self._server, scope["state"]["received_s"]
+        prompts = self._prompts = RunningPrompts(server, tenant_of(scope), self._submissions, received_s)
+        # Not with a name here: only a trace with content keeps the prompts.
+        self._trace = server.begin_trace(
+            TracedRequest(scope, self._submissions, received_s, server.config.model_names[0])
+        )
+        if self._submissions[0].stream:
             answer = cast(StreamFormat, self._answer)
             writer = self._writer(scope, send, partial(num_kept_bytes, answer, prompts.streams))
             work = self._stream(writer, answer)
@@ -115,11 +117,12 @@ class Generation(Response):
         with (
             server.places.hold(tenant, prompts_at_once * prompts.num_sequences) as places,
             held(prompts.client.labels, tenant.name, labels, are_chosen=self._labels_are_chosen) as own,
-            server.running.hold(tenant.name, prompts, labels),
+            server.running.hold(tenant.name, prompts, labels, prompts.num_chars),
         ):
             self._labels = own
             named = [labelled(*each) for each in zip(self._submissions, own, strict=True)]
-            prompts.submissions = [self._traced(submission) for submission in named]
+            self._submissions = prompts.submissions = [self._traced(submission) for submission in named]
+            del named
             yield places
 
     def _traced(self, submission: Submission) -> Submission:

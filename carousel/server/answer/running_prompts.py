@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
+from carousel.server.request.tokenizer import num_chars
 from carousel.server.server_state import ServerState
 from carousel.server.tracing.tracing import EndedSequence
 from runtime.base.errors import RequestError
@@ -32,9 +34,12 @@ class RunningPrompts:
         self.server = server
         self.tenant = tenant
         self.client = server.client.of_tenant(tenant.name)
-        self.submissions = submissions
+        self.submissions = list(submissions)
+        """Requests of the prompts, without the prompt once its stream is open, which keeps it for itself."""
         self.num_sequences = submissions[0].num_sequences
         """Number of sequences of each prompt, including those that best_of does not select."""
+        self.num_chars = sum(num_chars(submission.prompt) for submission in submissions)
+        """Number of characters, or ids, of all prompts."""
         sampling = submissions[0].sampling
         self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         self.streams: dict[int, AsyncResultStream] = {}
@@ -62,7 +67,9 @@ class RunningPrompts:
 
     def open(self, number: int) -> AsyncResultStream:
         """Return the stream of a prompt, which is sent when the stream is first read."""
-        stream = self.streams[number] = self.client.open(self.submissions[number])
+        submission = self.submissions[number]
+        stream = self.streams[number] = self.client.open(submission)
+        self.submissions[number] = replace(submission, prompt="")
         return stream
 
     def timer(self) -> RequestTimer:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from carousel.client.core.logprobs import TokenLogprob
 from carousel.client.core.mailbox import Put, TensorPart
 from carousel.client.core.result import Completion, CompletionOutput, Delta, error_from_info
@@ -21,6 +23,9 @@ from runtime.wire.handle import split_handle
 from runtime.wire.messages import DraftCounts, ErrorInfo, GenerateRequest, SequenceOutput, Usage
 from runtime.wire.sampling_params import SamplingParams
 
+LONG_CHARS = 1 << 16
+"""Length from which on a text is kept as UTF-8."""
+
 
 class RequestState:
     """State of one request: its parameters, and its sequences."""
@@ -28,6 +33,7 @@ class RequestState:
     __slots__ = (
         "_by_handle",
         "_num_unfinished",
+        "_utf8",
         "asked",
         "deadline_s",
         "error",
@@ -49,6 +55,9 @@ class RequestState:
         put: of the caller's mailbox.
         """
         self.request = request
+        """The request; once it is sent, without a long text that is not ASCII (`pack_text`)."""
+        self._utf8: bytes | None = None
+        """Such a text."""
         self.asked = asked
         self.number = split_handle(request.handle)[1]
         """Number of the request in its session."""
@@ -84,12 +93,24 @@ class RequestState:
         """Return the newest handles of the sequences without a terminal."""
         return tuple(sequence.handle for sequence in self.sequences if sequence.is_open)
 
+    def pack_text(self) -> None:
+        """Keep a long prompt as UTF-8. As a str it takes up to four bytes for each character, and as many as
+        UTF-8 has beside them once it has been encoded.
+        """
+        text = self.request.text
+        if text is not None and len(text) >= LONG_CHARS and not text.isascii():
+            self._utf8 = text.encode()
+            self.request = msgspec.structs.replace(self.request, text=None)
+
     def next_attempt(self, sequence: SequenceState, now: float) -> GenerateRequest | None:
         """Return the request that submits a sequence again, with the time that is left; None if that is not
         possible.
         """
         left_ms = max(1, round((self.deadline_s - now) * 1000)) if self.deadline_s else 0
-        message = sequence.next_attempt(self.request, left_ms, now)
+        request = self.request
+        if self._utf8 is not None:
+            request = msgspec.structs.replace(request, text=self._utf8.decode())
+        message = sequence.next_attempt(request, left_ms, now)
         self._by_handle[sequence.handle] = sequence
         return message
 
@@ -179,7 +200,7 @@ class RequestState:
             additional_context_outputs=first.additional_outputs("context"),
             label=self.request.label,
             embedding=None if embedding is None else embedding[0],
-            prompt=self.request.text or None,
+            given_text=self._utf8 or self.request.text or None,
             packed_prompt=self.request.input_ids or b"",
         )
 
