@@ -100,10 +100,10 @@ class GrammarLoop:
         for message in self._inbox.drain(MAX_DRAIN, MAX_DRAIN_BYTES) if self._flush() else ():
             self._receive(message)
         self._guides.poll()
-        began = time.monotonic()
+        began, until_s = time.monotonic(), time.thread_time() + AT_ONCE_S
         # What has arrived meanwhile may be from a tenant whose turn it is.
         while self._matchers.has_news and time.monotonic() - began < AT_ONCE_S:
-            self._tell(MAX_STATES)
+            self._tell(MAX_STATES, until_s)
         self._guides.make_room()
         self._flush()
         if self._matchers.has_news:
@@ -177,10 +177,10 @@ class GrammarLoop:
             self._matchers.search(handle)
         return None
 
-    def _tell(self, most: int) -> None:
+    def _tell(self, most: int, until_s: float) -> None:
         states: list[MatcherState] = []
         used_up: dict[GuideCopy, None] = {}
-        for each in self._matchers.news(most):
+        for each in self._matchers.news(most, until_s):
             if isinstance(each, GuideBroken):
                 self._guides.give_up(each.handle, each)
             elif isinstance(each, GuideUsedUp):

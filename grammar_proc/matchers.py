@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,8 @@ class _Entry:
     is_due: bool = False
     """True if its state has to be sent as soon as it has a copy."""
     num_moves: int = 0
+    refusal: InvalidRequest | None = None
+    """Error of a guide that does not allow the output from which it began."""
     excess_s: float = 0.0
     guesses: bytes = b""
     """Ids [n] int32, packed: the guesses that a step verifies after its tokens."""
@@ -72,6 +75,11 @@ class _Entry:
     @property
     def num_tokens(self) -> int:
         return len(self.ids) // TOKEN_BYTES
+
+    @property
+    def is_behind(self) -> bool:
+        """Return True if the output has to be followed before the mask is made."""
+        return self.matcher is None or self.num_new > 0
 
     @property
     def shown_now(self) -> bytes:
@@ -173,6 +181,8 @@ class Matchers:
         self._shares = _TimeShares()
         self._num_of: Counter[str] = Counter()
         """Number of open matchers of each tenant."""
+        self._until_s = math.inf
+        """CPU time of this thread at which no further call of the library begins in this turn."""
         self._times_each = False
         """True if the last masks took long: the next ones are timed one by one, to find the sequence that
         causes it.
@@ -288,13 +298,18 @@ class Matchers:
         for handle in list(self._entries):
             self.close(handle)
 
-    def news(self, most: int) -> Iterator[MatcherState | GuideBroken | GuideUsedUp | HypothesesDue]:
+    def news(
+        self, most: int, until_s: float = math.inf
+    ) -> Iterator[MatcherState | GuideBroken | GuideUsedUp | HypothesesDue]:
         """Yield the states of up to `most` sequences that have changed; those that cannot go on are closed.
         Sequences without guesses come first and by themselves, because the others take longer, and so do long
         outputs that have to be followed from their start. One of which grammar processes have died comes
         first and alone. All are of one tenant, and if there are several no more than probably take AT_ONCE_S.
         Behind them comes a search, whose time counts until the next value is asked for.
+
+        `until_s`: CPU time of this thread at which what is left to do for them is left to the next call.
         """
+        self._until_s = until_s
         alone = next(filter(self._must_be_alone, self._changed), None) if self.in_hand.has_alone else None
         if alone is not None:
             yield from self._states((alone,))
@@ -337,37 +352,42 @@ class Matchers:
     def _states(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
         if not handles:
             return
-        handles, refusals = self._follow_some(handles)
+        handles = self._followed(handles)
+        if not handles:
+            return
         self.in_hand.show_only([self._entries[handle].shown_now for handle in handles])
-        states = list(self._states_in_hand(handles, refusals))
+        states = list(self._states_in_hand(handles))
         self.in_hand.put_all_down()
         yield from states
 
-    def _follow_some(self, handles: Sequence[bytes]) -> tuple[Sequence[bytes], list[InvalidRequest | None]]:
-        """Follow the outputs of some sequences, until AT_ONCE_S of CPU time are used. Returns those that were
-        followed, with the error of each whose guide does not allow its output.
+    def _followed(self, handles: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the first of these sequences whose outputs have been followed. If there is none, follow
+        some, and return these; none if this has used up the time: their masks are left to the next call.
         """
+        followed = list(takewhile(lambda handle: not self._entries[handle].is_behind, handles))
+        if followed:
+            return followed
         self._meter.read()  # what has come before is not theirs
-        began = time.thread_time()
-        refusals: list[InvalidRequest | None] = []
         for handle in handles:
             entry = self._entries[handle]
-            if entry.matcher is None or entry.num_new:
-                self.in_hand.show_only((entry.shown,))
-            refusals.append(self._follow(entry))
-            if time.thread_time() - began > AT_ONCE_S:
-                break
-        return handles[: len(refusals)], refusals
+            if not entry.is_behind:
+                continue
+            self.in_hand.show_only((entry.shown,))
+            if self._follow(entry) >= self._until_s:
+                self.in_hand.show_only(())  # nothing is done yet
+                self._meter.read()
+                return ()
+        return handles
 
-    def _states_in_hand(
-        self, handles: Sequence[bytes], refusals: Sequence[InvalidRequest | None]
-    ) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+    def _states_in_hand(self, handles: Sequence[bytes]) -> Iterator[MatcherState | GuideBroken | GuideUsedUp]:
+        masks = self._masks([self._entries[handle] for handle in handles])
+        handles = handles[: len(masks)]
         entries = [self._entries[handle] for handle in handles]
-        masks = self._masks(entries)
-        for handle, entry, mask, refusal in zip(handles, entries, masks, refusals, strict=True):
+        for handle, entry, mask in zip(handles, entries, masks, strict=True):
             del self._changed[handle]
             assert entry.matcher is not None
             assert entry.copy is not None
+            entry.copy.num_masks += 1
             cause = cause_of(self._vocabulary, entry.copy.start, entry.matcher)
             if is_used_up(cause) and not entry.copy.is_for_one:
                 if entry.copy.num_served == 1:
@@ -376,7 +396,8 @@ class Matchers:
                 yield GuideUsedUp(entry.copy)
                 continue
             if entry.matcher.is_error() or entry.excess_s > MAX_EXCESS_S:
-                error = too_complex(reason_of(cause)) if is_used_up(cause) or refusal is None else refusal
+                refusal = None if is_used_up(cause) else entry.refusal
+                error = refusal or too_complex(reason_of(cause))
                 self.close(handle)
                 yield GuideBroken(handle, error)
                 continue
@@ -384,22 +405,22 @@ class Matchers:
         self._meter.touch(entry.copy for entry in entries if entry.copy is not None)
         self._meter.read()
 
-    def _follow(self, entry: _Entry) -> InvalidRequest | None:
-        """Follow the new ids of a sequence, all of its output if it has no matcher. Returns the error if the
-        guide does not allow an output that has to be followed from its start.
+    def _follow(self, entry: _Entry) -> float:
+        """Follow the new ids of a sequence, all of its output if it has no matcher. Returns the CPU time of
+        this thread afterwards.
         """
         num_new, entry.num_new = entry.num_new, 0
         if entry.matcher is not None:
-            if num_new:
-                self._consume(entry, _ids(bytes(entry.ids[-num_new * TOKEN_BYTES :])) or [])
-            return None
+            return self._consume(entry, _ids(bytes(entry.ids[-num_new * TOKEN_BYTES :])) or [])
         assert entry.copy is not None
         self._meter.touch((entry.copy,))
         self._on_progress()
         began = time.thread_time()
         entry.matcher = self._vocabulary.follow(entry.copy.start, _ids(bytes(entry.ids)) or [])
-        entry.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * entry.num_tokens)
-        return _not_resumable() if entry.matcher.is_error() else None
+        ended = time.thread_time()
+        entry.excess_s += max(0.0, ended - began - FAIR_STEP_S * entry.num_tokens)
+        entry.refusal = _not_resumable() if entry.matcher.is_error() else None
+        return ended
 
     def _state(self, handle: bytes, entry: _Entry, mask: IntArray) -> MatcherState:
         assert entry.matcher is not None
@@ -442,21 +463,21 @@ class Matchers:
                 return
             yield _Behind(mask, matcher.is_accepting())
 
-    def _consume(self, entry: _Entry, ids: list[int]) -> None:
-        """Follow ids. A failure sets the error of the matcher."""
+    def _consume(self, entry: _Entry, ids: list[int]) -> float:
+        """Follow ids, as `_follow`. A failure sets the error of the matcher."""
         assert entry.matcher is not None
         assert entry.copy is not None
         self._meter.touch((entry.copy,))
         self._on_progress()
         began = time.thread_time()
         entry.matcher.consume_tokens(ids)
-        entry.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * len(ids))
+        ended = time.thread_time()
+        entry.excess_s += max(0.0, ended - began - FAIR_STEP_S * len(ids))
+        return ended
 
     def _masks(self, entries: Sequence[_Entry]) -> Sequence[IntArray]:
+        """Make masks, those of the first entries only if the time is used up."""
         self._on_progress()
-        for entry in entries:
-            if entry.copy is not None:
-                entry.copy.num_masks += 1
         self._meter.touch(entry.copy for entry in entries if entry.copy is not None)
         if not self._times_each:
             began = time.monotonic()
@@ -471,6 +492,9 @@ class Matchers:
             made.append(mask)
             entry.excess_s += max(0.0, seconds - FAIR_STEP_S)
             self._times_each = self._times_each or seconds > FAIR_STEP_S
+            if time.thread_time() >= self._until_s:
+                self._times_each = True  # also those that are left
+                break
         return made
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from grammar_proc.branches import Branches
-from grammar_proc.matchers import AT_ONCE_S, Matchers
+from grammar_proc.matchers import AT_ONCE_S, Matchers, _TimeShares
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide, MatcherNews
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates
-from runtime.wire.messages import AdvanceMatchers, MatcherStates
+from runtime.wire.messages import AdvanceMatchers, GuideRefused, MatcherStates, OpenMatcher
 from tests.harness.guides.grammar_ring import GrammarRing, ids_in
 
 WORDS = Guide("regex", "[a-z ]{90}")
@@ -29,10 +29,10 @@ def vocabulary() -> GrammarVocabulary:
 
 
 class Slow:
-    """A grammar loop in which a kind of work takes more CPU time than AT_ONCE_S each time."""
+    """A grammar loop in which some kinds of work take more CPU time than AT_ONCE_S each time."""
 
     def __init__(
-        self, vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+        self, vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str
     ) -> None:
         self.ring = GrammarRing(vocabulary)
         self.bob = b"bob"
@@ -41,17 +41,21 @@ class Slow:
             self.ring.open(handle, WORDS, 90, tenant="bob" if handle == self.bob else "alice")
         states = self._states_of(len(self.alice) + 1)
         self._first = {each.handle: ids_in(each.masks[0])[:1] for each in states}
-        self.num_done = 0
-        original: Any = getattr(owner, name)
+        self.ring.loop._matchers._shares = _TimeShares()  # what the beginning took is no part of it
+        self.num_done = self._num_before_bob = 0
+        for name in names:
+            monkeypatch.setattr(owner, name, self._slow(getattr(owner, name)))
 
+    def _slow(self, original: Any) -> Any:
         def slow(*arguments: Any) -> Any:
             self.num_done += 1
+            self._num_before_bob += not self._is_bob_told()
             until_s = time.thread_time() + 1.5 * AT_ONCE_S
             while time.thread_time() < until_s:
                 pass
             return original(*arguments)
 
-        monkeypatch.setattr(owner, name, slow)
+        return slow
 
     def _states_of(self, count: int) -> list[Any]:
         states: list[Any] = []
@@ -71,9 +75,14 @@ class Slow:
 
     def num_done_before_bob(self) -> int:
         """Return how often the slow work was done before bob's mask came."""
-        while not any(state.handle == self.bob for each in self.told(MatcherStates) for state in each.states):
+        while not self._is_bob_told():
             self.ring.loop.turn()
-        return self.num_done
+        self.told(MatcherStates)
+        return self._num_before_bob
+
+    def _is_bob_told(self) -> bool:
+        told = [each for each in self.ring.sent if isinstance(each, MatcherStates)]
+        return any(state.handle == self.bob for each in told for state in each.states)
 
 
 def test_a_search_with_slow_hypotheses_holds_up_others_for_one_at_most(
@@ -101,3 +110,43 @@ def test_ids_of_slow_guides_hold_up_others_for_one_sequence_at_most(
     for _ in range(NUM_SLOW):
         slow.ring.loop.turn()
     assert slow.num_done == NUM_SLOW + 1
+
+
+def test_a_turn_has_one_slow_call_at_most(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id was followed and its mask made in one turn."""
+    slow = Slow(vocabulary, monkeypatch, Matchers, "_consume", "_masks")
+    slow.ring.received.append(AdvanceMatchers(tuple(slow.news_of(handle) for handle in slow.alice)))
+    came: list[int] = []
+    """Number of states that had come after each turn."""
+    while sum(came) < NUM_SLOW:
+        before = slow.num_done
+        slow.ring.loop.turn()
+        assert slow.num_done - before <= 1
+        came.append(sum(len(told.states) for told in slow.told(MatcherStates)))
+    assert came == [0, 1] * NUM_SLOW, "none waits until all have been followed"
+
+
+def test_slow_masks_that_are_made_one_by_one_have_a_turn_each(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are after one that took long; all of a message were made in one turn."""
+    slow = Slow(vocabulary, monkeypatch, GrammarVocabulary, "timed_mask")
+    monkeypatch.setattr(slow.ring.loop._matchers, "_times_each", True)
+    slow.ring.received.append(AdvanceMatchers(tuple(slow.news_of(handle) for handle in slow.alice)))
+    for number in range(NUM_SLOW):
+        slow.ring.loop.turn()
+        assert slow.num_done == number + 1
+    assert sum(len(told.states) for told in slow.told(MatcherStates)) == NUM_SLOW
+
+
+def test_an_output_that_was_slow_to_follow_and_does_not_match_is_told_so(
+    vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(vocabulary, monkeypatch, GrammarVocabulary, "follow")
+    digits = Guide("regex", "[0-9]{9}")
+    slow.ring.received.append(OpenMatcher(b"carol", digits, slow.news_of(slow.bob).ids, tenant="carol"))
+    while not (refused := slow.told(GuideRefused)):
+        slow.ring.loop.turn()
+    assert [(each.handle, each.error.param) for each in refused] == [(b"carol", "resume")]
