@@ -11,15 +11,17 @@ which some tokenizers let be as long as the text, byte pair encoding is such tha
 if each two neighbours belong together (shown for the crate `bpe` of GitHub's rust-gems), and neighbours on
 both sides of a join are neighbours in a part. A part that does not agree with the next one is made longer.
 This happens to parts of few tokens and, with some tokenizers, to long runs of characters that are not in the
-vocabulary.
+vocabulary. It does not hold for tokenizers whose words depend on a text far from them (`has_short_rules`).
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from tokenizers import Encoding
@@ -39,6 +41,8 @@ PART_CHARS = 1 << 15
 """Number of characters of a part: at most 131,072 tokens, if each is an emoji of four bytes."""
 OVERLAP_CHARS = 1 << 10, 1 << 13, 1 << 15
 """Number of a part's last characters in which the next one begins; more if parts do not agree there."""
+SPACES_ALONE = re.compile(r"(?:[ +*]|\\[snrt]|\{\d*,?\d*\})*")
+"""Expressions that match nothing but white space."""
 GROWTH = 4
 """Factor by which a part becomes longer if it does not agree with the next one."""
 CUT_TOKENS = 64
@@ -233,6 +237,17 @@ def _num_equal(left: IntArray, right: IntArray) -> int:
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     return int(differ[0]) if len(differ) else size
+
+
+def has_short_rules(backend: Backend) -> bool:
+    """Return False if the normalizer replaces what an expression matches, other than white space: a match may
+    be as long as the text, such as all between two brackets, and a part does not show both ends.
+    """
+    if backend.normalizer is None:
+        return True
+    state: dict[str, Any] = json.loads(backend.normalizer.__getstate__())
+    patterns = [step.get("pattern", {}).get("Regex") for step in state.get("normalizers", [state])]
+    return all(pattern is None or SPACES_ALONE.fullmatch(pattern) for pattern in patterns)
 
 
 def may_cut_words(backend: Backend) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from runtime.base.errors import ModelError
-from runtime.text.encode_in_parts import TextInParts, last_ids, may_cut_words
+from runtime.text.encode_in_parts import TextInParts, has_short_rules, last_ids, may_cut_words
 from runtime.text.plain_encoder import PlainEncoder
 from runtime.text.special_text import Shield, ShieldedText
 from runtime.text.spelling import ByteLevelSpelling, spelling_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PIECE_IDS = 1 << 16
 MAX_WHOLE_CHARS = 1 << 16
-"""Maximum number of characters of a text that is encoded in one piece."""
+"""Maximum number of characters of a text that is encoded in one piece, if it can be in parts."""
 
 # Imported when it is needed: transformers and its imports take half a second.
 
@@ -126,11 +126,11 @@ class Tokenizer:
         """Return the ids of each text, int32, in order. Raises InvalidRequest for the prompt of a
         conversation with a special token that cannot be encoded as characters.
         """
-        if max(map(len, texts), default=0) <= MAX_WHOLE_CHARS:
+        if not any(map(self._is_long, texts)):
             return self._encode_whole(texts, add_special_tokens)
         return [
             self._encode_in_parts(text, add_special_tokens)[0]
-            if len(text) > MAX_WHOLE_CHARS
+            if self._is_long(text)
             else self._encode_whole([text], add_special_tokens)[0]
             for text in texts
         ]
@@ -141,7 +141,7 @@ class Tokenizer:
         """Return the last num_last ids of a text, or all if there are fewer, int32, and the number of all.
         Raises InvalidRequest as encode_batch does.
         """
-        if len(text) <= MAX_WHOLE_CHARS:
+        if not self._is_long(text):
             ids = self._encode_whole([text], add_special_tokens)[0]
             return last_ids(ids, num_last), len(ids)
         return self._encode_in_parts(text, add_special_tokens, num_last)
@@ -167,6 +167,13 @@ class Tokenizer:
     def _places_of(self, text: str) -> tuple[Encoding, IntArray]:
         (encoding,) = self._backend.encode_batch([text], add_special_tokens=False)
         return encoding, _array_of(encoding.ids)
+
+    def _is_long(self, text: str) -> bool:
+        return len(text) > MAX_WHOLE_CHARS and self._has_short_rules
+
+    @cached_property
+    def _has_short_rules(self) -> bool:
+        return has_short_rules(self._backend)
 
     @cached_property
     def _may_cut_words(self) -> bool:

@@ -201,6 +201,18 @@ def test_the_end_of_a_text_is_that_of_its_ids(num_words: int, adds: bool) -> Non
         assert num_all == len(whole)
 
 
+@pytest.mark.parametrize(("pattern", "is_short"), [(" {2,}", True), (r"\s+", True), ("<[^>]*>", False)])
+def test_a_text_of_which_matches_of_any_length_are_taken_out_is_encoded_whole(
+    pattern: str, is_short: bool
+) -> None:
+    loaded = made.byte_level()
+    replaces = normalizers.Replace(Regex(pattern), "")
+    loaded._backend.normalizer = normalizers.Sequence([normalizers.NFC(), replaces])
+    assert loaded._is_long("x" * (MAX_WHOLE_CHARS + 1)) is is_short
+    text = "a<" + "the lazy dog " * 10_000 + ">z"
+    assert loaded.encode_batch([text])[0].tolist() == loaded._backend.encode(text).ids
+
+
 class Watched:
     """Backend that remembers how long the texts were."""
 
