@@ -195,9 +195,9 @@ MUTANTS = [
     mutant(
         "the matcher of a dead hypothesis is kept",
         Branches,
-        "branch",
-        "search.matchers = matchers",
-        "search.matchers = matchers + search.matchers[-1:]",
+        "step",
+        "search.matchers, search.followed = followed.matchers, _Followed()",
+        "search.matchers, search.followed = followed.matchers + search.matchers[-1:], _Followed()",
         guided=1.0,
     ),
     mutant(

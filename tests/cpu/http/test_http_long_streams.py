@@ -347,7 +347,7 @@ def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pyte
         while len(unread) < num_callers:
             assert time.monotonic() < deadline_s, "each was answered"
             time.sleep(0.02)
-        assert max(unread) <= num_callers * whole / 4, "they are not spelled before they are read"
+        assert max(unread) <= num_callers * whole / 2, "they are not spelled before they are read"
         assert len(front.post("/v1/chat/completions", **body).content) == whole
 
 
