@@ -133,7 +133,14 @@ class _LastIds:
                 self._num_kept -= len(self._pieces.popleft())
 
     def joined(self) -> IntArray:
-        return last_ids(np.concatenate(self._pieces), self._num_last)
+        """Return the ids that are kept. They are copied piece by piece, because numpy holds the interpreter
+        meanwhile.
+        """
+        ids, end = np.empty(self._num_kept, np.int32), 0
+        for piece in self._pieces:
+            ids[end : end + len(piece)] = piece
+            end += len(piece)
+        return last_ids(ids, self._num_last)
 
 
 class TextInParts:
