@@ -232,6 +232,9 @@ class TokenizerLoop:
         except RequestError as error:
             self._routes.refuse_control(message, error)
             return
+        except Exception as error:
+            self._routes.fail_control(message, error)
+            return
         if isinstance(taken, ControlRequest):
             self._routes.scheduler.send(taken)
         else:

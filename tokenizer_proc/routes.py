@@ -81,11 +81,13 @@ class Routes:
 
     def fail(self, request: GenerateRequest, error: Exception) -> None:
         """Answer every sequence of a request for which the tokenizer has raised an error of its own."""
-        # An exception's text may quote the prompt, so only its kind and its place are logged.
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        name = type(error).__name__
-        logger.error("%s failed: %s at %s:%s", describe(request.handle), name, place.filename, place.lineno)
+        _log_failure(describe(request.handle), error)
         self.refuse(request, "the tokenizer failed on this request")
+
+    def fail_control(self, message: ControlRequest, error: Exception) -> None:
+        """Answer a control call for which the tokenizer has raised an error of its own."""
+        _log_failure(message.op, error)
+        self.refuse_control(message, RequestError(f"the tokenizer failed on this {message.op}"))
 
     def refuse_control(self, message: ControlRequest, error: RequestError) -> None:
         """Answer a control call with an error."""
@@ -95,6 +97,12 @@ class Routes:
         """Answer a control call."""
         raw = msgspec.Raw(msgspec.msgpack.encode(body))
         self.to_client(message.client).send(ControlReply(message.client, message.number, raw, ok=ok))
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    # An exception's text may quote the prompt, so only its kind and its place are logged.
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    logger.error("%s failed: %s at %s:%s", what, type(error).__name__, place.filename, place.lineno)
 
 
 def _size_of(message: Message) -> int:

@@ -109,7 +109,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         header = file.read(length)
     try:
         tensors = msgspec.json.decode(header, type=dict[str, StoredTensor])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(
             f"{path} has a header that cannot be read: {error}. Download the checkpoint again."
         ) from None

@@ -209,27 +209,31 @@ def decoded_config(path: Path) -> tuple[bytes, dict[str, Any]]:
         raise refused(path, f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
         return data, msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise refused(path, f"{CONFIG_FILE} cannot be read: {error}") from None
 
 
 def _refuse_what_is_not_read(path: Path, raw: Mapping[str, Any]) -> None:
     kind = raw.get("peft_type")
     if kind != "LORA":
-        raise refused(path, f"peft_type: {kind!r} is not served, LORA alone is")
+        raise refused(path, f"peft_type: {short(kind)} is not served, LORA alone is")
     for key, value in raw.items():
         if key in _READ or key in _WITHOUT_EFFECT or not value or (key == "bias" and value == "none"):
             continue
         reason = _REASONS.get(key, "what it does is not known here")
-        raise refused(path, f"{key}: {_short(value)} is not served: {reason}")
+        raise refused(path, f"{key}: {short(value)} is not served: {reason}")
     init = raw.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(_CHANGES_BASE):
         reason = "it was trained beside other base weights; convert it to a plain LoRA"
-        raise refused(path, f"init_lora_weights: {_short(init)} is not served: {reason}")
+        raise refused(path, f"init_lora_weights: {short(init)} is not served: {reason}")
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def short(value: object) -> str:
+    """Return a value for a message, or the beginning of a long one."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a value that is nested too deep"
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
@@ -246,8 +250,10 @@ def _targets(path: Path, file: _ConfigFile) -> _Targets:
 def _compiled(path: Path, field: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
-    except re.error as error:
-        raise refused(path, f"{field}: {_short(pattern)} is no regular expression: {error}") from None
+    except (re.error, OverflowError) as error:
+        raise refused(path, f"{field}: {short(pattern)} is no regular expression: {error}") from None
+    except RecursionError:
+        raise refused(path, f"{field}: {short(pattern)} is nested too deep") from None
 
 
 def _modules(
@@ -257,7 +263,7 @@ def _modules(
     for name, tensor in tensors.items():
         found = _TENSOR.fullmatch(name)
         if found is None or not name.startswith(PREFIX):
-            raise refused(path, f"{WEIGHTS_FILE} has {_short(name)}: {_kind_of(name)}")
+            raise refused(path, f"{WEIGHTS_FILE} has {short(name)}: {_kind_of(name)}")
         if tensor.dtype not in ELEMENT_BYTES:
             raise refused(path, f"{name} is of {tensor.dtype}; read are {', '.join(ELEMENT_BYTES)}")
         if tensor.num_bytes != ELEMENT_BYTES[tensor.dtype] * math.prod(tensor.shape):

@@ -20,6 +20,7 @@ from runtime.checkpoint.adapters.lora_config import (
     files_version,
     read_adapter,
     refused,
+    short,
     why_no_weights,
 )
 from runtime.checkpoint.weight_files import read_header
@@ -78,11 +79,13 @@ def read_prompt_table(path: Path) -> PromptTable:
     data, raw = decoded_config(path)
     kind = raw.get("peft_type")
     if kind != KIND:
-        reason = _REASONS.get(str(kind), "a prompt adapter is of PROMPT_TUNING")
-        raise refused(path, f"peft_type: {kind!r} is not served: {reason}")
+        reason = "a prompt adapter is of PROMPT_TUNING"
+        if isinstance(kind, str):
+            reason = _REASONS.get(kind, reason)
+        raise refused(path, f"peft_type: {short(kind)} is not served: {reason}")
     for key, value in raw.items():
         if value and key not in _WITHOUT_EFFECT and key not in _ConfigFile.__struct_fields__:
-            raise refused(path, f"{key}: {value!r:.80} is not served: what it does is not known here")
+            raise refused(path, f"{key}: {short(value)} is not served: what it does is not known here")
     try:
         config = msgspec.convert(raw, _ConfigFile)
     except msgspec.ValidationError as error:

@@ -205,3 +205,36 @@ def test_headers_that_lie_are_refused(tmp_path: Path) -> None:
     ):
         weights.write_bytes(content)
         assert reason in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("q_proj{4294967296}", "the repetition number is too large"),
+        ("(" * 500 + "x" + ")" * 500, "nested too deep"),
+    ],
+)
+@pytest.mark.parametrize("key", ["target_modules", "rank_pattern"])
+def test_patterns_beyond_what_can_be_compiled_are_refused(
+    tmp_path: Path, key: str, pattern: str, reason: str
+) -> None:
+    """They raised errors of their own, which ended the tokenizer that an upload had come to."""
+    write_adapter(tmp_path, SHAPES)
+    change_config(tmp_path, **{key: pattern if key == "target_modules" else {pattern: 8}})
+    assert reason in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [200, 480, 900, 20_000])
+def test_values_that_are_nested_too_deep_are_refused(tmp_path: Path, depth: int) -> None:
+    write_adapter(tmp_path, SHAPES)
+    config = (tmp_path / "adapter_config.json").read_bytes().rstrip()
+    nested = b"[" * depth + b"1" + b"]" * depth
+    (tmp_path / "adapter_config.json").write_bytes(config[:-1] + b', "new": ' + nested + b"}")
+    refusal(tmp_path)
+
+
+def test_a_header_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    write_adapter(tmp_path, SHAPES)
+    header = b'{"a": {"x": ' + b"[" * 20_000 + b"]" * 20_000 + b"}}"
+    (tmp_path / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert "cannot be read" in refusal(tmp_path)

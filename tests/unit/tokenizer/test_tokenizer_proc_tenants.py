@@ -428,6 +428,25 @@ def test_a_piece_of_an_adapter_comes_with_no_other_call(demo: Tokenizer, tmp_pat
     assert msgspec.msgpack.decode(reply.body, type=ErrorInfo).status == 403
 
 
+def test_an_upload_that_the_tokenizer_fails_on_ends_nothing_else(
+    demo: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake of this process")
+
+    monkeypatch.setattr(InlineAdapters, "take", fail)
+    ring = Ring(demo)
+    ring.loop._adapters = AdapterTable(inline=InlineAdapters(tmp_path, 64, 1 << 20))
+    ring.tenants = Tenants((Tenant("alice", "user"),))
+    piece = AdapterPiece("lora", 1, "0" * 64, 1 << 10, b"{}")
+    ring.send(ControlRequest(ALICE, 1, "put_adapter", adapter=piece, tenant="alice"), ask("bob", 0))
+    while ring.loop.turn():
+        pass
+    assert passed(ring) == [("bob", 0)]
+    (reply,) = ring.detokenizers[0].drain()
+    assert msgspec.msgpack.decode(reply.body, type=ErrorInfo).status == 500
+
+
 def test_a_refusal_is_still_a_terminal_for_each_sequence(
     demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
