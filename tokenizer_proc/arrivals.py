@@ -70,6 +70,8 @@ CREDIT_OF_SEQUENCE = 2
 # Price of aborting all sequences of a client, which takes the scheduler up to 0.3 ms.
 PRICE_OF_ALL = 256
 PRICE_OF_REFUSAL = 64
+PRICE_OF_BAD_UPLOAD = 1024
+"""Price of an adapter that is refused after it was read, which may have taken 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,14 @@ class Arrivals:
             return False
         self._spent[tenant] += price
         return True
+
+    def check_credit(self, tenant: str, price: int) -> None:
+        """Raise RateLimited if the tenant has not so much credit left."""
+        if self._spent[tenant] + price > MAX_CREDIT:
+            raise RateLimited(
+                "many adapters of this key were refused, and it has asked for little else",
+                retry_after_s=LONG_RETRY_S,
+            )
 
     def add(
         self,
@@ -243,6 +253,11 @@ def rate_limited(own: int) -> RateLimited:
     )
 
 
+def _is_last_piece(message: ControlRequest) -> bool:
+    piece = message.adapter
+    return piece is not None and piece.offset + len(piece.data) >= piece.size
+
+
 def _is_part(message: GenerateRequest | AbortRequest | ControlRequest) -> bool:
     """Return True for a message that may have MiB and takes little work."""
     return isinstance(message, ControlRequest) and (message.adapter is not None or message.call is not None)
@@ -302,7 +317,8 @@ def loop_cost(message: GenerateRequest | AbortRequest | ControlRequest) -> int:
     if isinstance(message, AbortRequest):
         return CHARS_PER_SEQUENCE + len(message.handles) // HANDLES_PER_CHAR
     if isinstance(message, ControlRequest):
-        return message_cost(message)
+        # With its last piece an adapter is read.
+        return MAX_PIECE_CHARS if _is_last_piece(message) else message_cost(message)
     encoding = encoding_cost(message)
     num_bytes = len(message.input_ids or b"")
     if message.resume is not None:

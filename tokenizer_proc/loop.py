@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from runtime.base.errors import Forbidden, RequestError
+from runtime.base.errors import Forbidden, InvalidRequest, RequestError
 from runtime.ring.suspects.in_hand import TextsInHand
-from runtime.ring.tenants import THE_OWNER, Tenant
+from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.format import IntArray
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
@@ -27,6 +27,7 @@ from tokenizer_proc.arrivals import (
     BYTES_PER_CHAR,
     CHARS_PER_SEQUENCE,
     MAX_PIECE_CHARS,
+    PRICE_OF_BAD_UPLOAD,
     Arrivals,
     Arrived,
     encoding_cost,
@@ -227,9 +228,14 @@ class TokenizerLoop:
         """Handle a part of an adapter's weights. When all parts are there the scheduler answers, else this
         process.
         """
+        tenant = message.tenant
         try:
-            taken = self._adapters.put(message, self._tenant_named(message.tenant))
+            if tenant != OWNER:
+                self._arrivals.check_credit(tenant, PRICE_OF_BAD_UPLOAD)
+            taken = self._adapters.put(message, self._tenant_named(tenant))
         except RequestError as error:
+            if tenant != OWNER and isinstance(error, InvalidRequest):
+                self._arrivals.try_spend(tenant, PRICE_OF_BAD_UPLOAD)
             self._routes.refuse_control(message, error)
             return
         except Exception as error:

@@ -89,6 +89,12 @@ def check_weight_files(model_path: Path) -> None:
             raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
 
 
+def header_bytes(path: Path) -> int:
+    """Return the size of a safetensors file's header, as the file says it. Raises OSError."""
+    with path.open("rb") as file:
+        return int.from_bytes(file.read(LENGTH_BYTES), "little")
+
+
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file. Raises ModelError if it is truncated or not such a file, and
     OSError.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,53 @@ def test_vectors_of_a_prompt_are_kept_apart_from_weights(inline: InlineAdapters)
         send(inline, pieces(table.packed, 9))
     with pytest.raises(InvalidRequest, match="prompt_tuning_config: peft_type: 'LORA'"):
         send(inline, pieces(packed(), 9, kind="prompt"))
+
+
+def named(*names: str, **config: Any) -> PackedWeights:
+    """Weights of modules with these names."""
+    tensors = {
+        f"base_model.model.{name}.lora_{side}.weight": np.ones((1, 1), np.float32)
+        for name in names
+        for side in "AB"
+    }
+    found = LoraConfig(1, tensors, {"r": 1, **config}).packed
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param(named("a" * 27, target_modules="(a+)+b"), id="a pattern that goes back and forth"),
+        pytest.param(
+            named(*map(str, range(2000)), target_modules=[f"m{number}" for number in range(20_000)]),
+            id="names times modules",
+        ),
+        pytest.param(
+            named("a", target_modules=["a"], alpha_pattern={f"m{number}?": 1.0 for number in range(9000)}),
+            id="patterns to compile",
+        ),
+    ],
+)
+def test_what_takes_long_to_read_is_given_up(tmp_path: Path, weights: PackedWeights) -> None:
+    """All that came from others waited for it: for a name of 40 letters until the tokenizer was killed."""
+    inline = InlineAdapters(tmp_path, 16, 1 << 24)
+    *first, last = pieces(weights, size=1 << 20)
+    for piece in first:
+        inline.take(piece, CLIENT, "alice")
+    began_s = time.thread_time()
+    with pytest.raises(InvalidRequest, match="too long to read") as caught:
+        inline.take(last, CLIENT, "alice")
+    assert time.thread_time() - began_s < 0.5
+    assert caught.value.param == "lora_config"
+    assert not list(incoming_in(tmp_path).iterdir())
+
+
+def test_uploads_have_a_small_config_and_header(tmp_path: Path) -> None:
+    inline = InlineAdapters(tmp_path, 16, 1 << 24)
+    with pytest.raises(InvalidRequest, match="a config of 300"):
+        send(inline, pieces(packed(peft_version="x" * 300_000)), "alice")
+    many = named(*map(str, range(5000)), target_modules=["a"])
+    with pytest.raises(InvalidRequest, match="a header of"):
+        send(inline, pieces(many, size=1 << 20), "alice")
+    assert not list(incoming_in(tmp_path).iterdir())

@@ -33,8 +33,11 @@ from tokenizer_proc.adapters import AdapterTable, InlineAdapters
 from tokenizer_proc.arrivals import (
     CHARS_PER_PIECE,
     CHARS_PER_SEQUENCE,
+    CREDIT_OF_SEQUENCE,
+    MAX_CREDIT,
     MAX_PIECE_CHARS,
     MAX_TENANT_PARTS,
+    PRICE_OF_BAD_UPLOAD,
     cost_of,
 )
 from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS, MAX_SHORTER_CHARS
@@ -445,6 +448,31 @@ def test_an_upload_that_the_tokenizer_fails_on_ends_nothing_else(
     assert passed(ring) == [("bob", 0)]
     (reply,) = ring.detokenizers[0].drain()
     assert msgspec.msgpack.decode(reply.body, type=ErrorInfo).status == 500
+
+
+def test_who_sends_bad_adapters_again_and_again_is_refused_before_they_are_read(
+    demo: Tokenizer, tmp_path: Path
+) -> None:
+    """Each may take 0.1 s to read, for which all others wait."""
+    ring = Ring(demo)
+    ring.loop._adapters = AdapterTable(inline=InlineAdapters(tmp_path, 64, 1 << 20))
+    ring.tenants = Tenants((Tenant("alice", "user"), Tenant("bob", "user")))
+
+    def status(tenant: str, client: int) -> int:
+        first = AdapterPiece("lora", 1, "0" * 64, 1, b"{}")
+        for piece in (first, msgspec.structs.replace(first, config=b"", data=b"x")):
+            ring.send(ControlRequest(client, 1, "put_adapter", adapter=piece, tenant=tenant))
+        while ring.loop.turn():
+            pass
+        *_, reply = (each for outbox in ring.detokenizers for each in outbox.drain())
+        assert isinstance(reply, ControlReply)
+        return msgspec.msgpack.decode(reply.body, type=ErrorInfo).status
+
+    most = MAX_CREDIT // PRICE_OF_BAD_UPLOAD
+    assert [status("alice", ALICE) for _ in range(most + 1)] == [400] * most + [429]
+    assert status("bob", BOB) == 400
+    ring.send(*(ask("alice", number) for number in range(PRICE_OF_BAD_UPLOAD // CREDIT_OF_SEQUENCE)))
+    assert status("alice", ALICE) == 400
 
 
 def test_a_refusal_is_still_a_terminal_for_each_sequence(
