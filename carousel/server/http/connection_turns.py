@@ -1,5 +1,5 @@
-"""ConnectionTurns: limits the work of a process's connections in one turn of the event loop: reading,
-parsing, beginning requests. EndTurns limits the connections whose ends are handled in one.
+"""ConnectionTurns: limits the work of a process's connections in one turn of the event loop: accepting,
+reading, parsing, beginning requests. EndTurns limits the connections whose ends are handled in one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+ACCEPTED_IN_TURN = 4
+"""Connections that are accepted in one turn of the event loop. The loop accepts one connection from each of
+its listening sockets in a turn. With a single socket, a connection behind 150 others waited for as many
+turns, each with a read of all connections. Each further socket costs a connection that comes alone 5 us, for
+an accept in vain.
+"""
 TURN_COST = 1000
 """Maximum work of a turn, in microseconds, roughly (2026-11). A new token of a stream waits for a few turns.
 """
@@ -23,12 +29,25 @@ descriptor for 128 turns.
 
 
 class ConnectionTurns:
-    """Turns of one event loop. Connections are served in the order in which they come."""
+    """Turns of one event loop. Data is read and parsed in the order in which it comes, and requests are begun
+    in the order in which they are read, but for probes.
+
+    Requests cost the most. While as many connections are accepted as a turn can have, one request is begun in
+    a turn, so that who waits to be accepted does not wait for all requests before, too.
+    """
 
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
+        """Connections with data to be parsed."""
+        self._probes: deque[Callable[[], None]] = deque()
+        self._requests: deque[Callable[[], None]] = deque()
+        """Other requests that are to be begun."""
         self._spent = 0
         """Cost of the work done in this turn."""
+        self._num_accepted = 0
+        """Number of connections accepted in this turn."""
+        self._is_crowded = False
+        """True if the last turn accepted as many connections as one can."""
         self._is_due = False
         """True if the next turn is scheduled."""
 
@@ -41,12 +60,26 @@ class ConnectionTurns:
         self._spent += cost
         self._make_due()
 
+    def note_accepted(self) -> None:
+        """Count a connection that was accepted."""
+        self._num_accepted += 1
+        self._make_due()
+
     def wait(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` in a later turn, after all earlier callers. It may do one thing regardless of
         `has_room`, and waits again for the next.
         """
         self._line.append(go_on)
         self._make_due()
+
+    def begin(self, request: Callable[[], None], *, is_probe: bool) -> None:
+        """Begin a request now, or in a later turn. Probes wait for earlier probes alone."""
+        line = self._probes if is_probe else self._requests
+        if self.has_room() and not line and (is_probe or not self._is_crowded):
+            request()
+        else:
+            line.append(request)
+            self._make_due()
 
     def _make_due(self) -> None:
         if not self._is_due:
@@ -56,14 +89,29 @@ class ConnectionTurns:
     def _begin_turn(self) -> None:
         self._is_due = False
         self._spent = 0
+        self._is_crowded = self._num_accepted >= ACCEPTED_IN_TURN
+        self._num_accepted = 0
+        num_requests = len(self._requests)
+        # None of those who wait again in this turn goes on in it.
+        left = [
+            (self._probes, len(self._probes)),
+            (self._line, len(self._line)),
+            (self._requests, min(1, num_requests) if self._is_crowded else num_requests),
+        ]
         try:
-            for _ in range(len(self._line)):
-                if self._spent >= TURN_COST:
-                    break
-                self._line.popleft()()
+            self._go_on(left)
         finally:
-            if self._line:
+            if self._line or self._probes or self._requests or self._is_crowded:
                 self._make_due()
+
+    def _go_on(self, left: list[tuple[deque[Callable[[], None]], int]]) -> None:
+        """Let one of each line go on in turns, up to so many of it, until the cost of a turn is spent."""
+        for at in range(max(count for _, count in left)):
+            for line, count in left:
+                if at < count:
+                    if self._spent >= TURN_COST:
+                        return
+                    line.popleft()()
 
 
 class EndTurns:

@@ -52,6 +52,8 @@ class PacedReader(asyncio.BufferedProtocol):
         """Reader of the connection below TLS, if it has TLS."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.below is None:
+            self._turns.note_accepted()
         if has_left(transport):  # before the connection was accepted
             transport.abort()
             return

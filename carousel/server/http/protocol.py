@@ -43,6 +43,8 @@ PIECE_BYTES = 8 << 10
 """Number of bytes that are parsed at a time."""
 # Called every few seconds by other programs; a line for each call would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
+# Who runs a server ends it where they are answered too late, whatever else it has to do.
+PROBE_PATHS = UNLOGGED_PATHS - {b"/metrics"}
 
 UNREAD = "\0"
 """Line (`BodyPace`) of bodies that nobody reads, or not yet: no tenant has this name."""
@@ -396,10 +398,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._in_work = cycle
-        if self._turns.has_room():
-            self._begin_request(cycle, app)
-        else:
-            self._turns.wait(partial(self._begin_request, cycle, app))
+        path = cycle.scope["raw_path"].removeprefix(self._root_path)
+        self._turns.begin(partial(self._begin_request, cycle, app), is_probe=path in PROBE_PATHS)
 
     def _begin_request(self, cycle: RequestResponseCycle, app: Any) -> None:
         if not cycle.disconnected:

@@ -15,7 +15,7 @@ import uvicorn
 
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.connection_count import ConnectionCount, openable
-from carousel.server.http.connection_turns import ConnectionTurns, EndTurns
+from carousel.server.http.connection_turns import ACCEPTED_IN_TURN, ConnectionTurns, EndTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
 from carousel.server.http.tls.handshake_turns import HandshakeTurns
@@ -24,12 +24,6 @@ from carousel.server.tenancy.unread_answers import UnreadAnswers
 
 RETRY_S = 1.0
 DATE_S = 1.0
-ACCEPTED_IN_TURN = 4
-"""Connections that are accepted in one turn of the event loop. The loop accepts one connection from each of
-its listening sockets in a turn. With a single socket, a connection behind 150 others waited for as many
-turns, each with a read of all connections. Each further socket costs a connection that comes alone 5 us, for
-an accept in vain.
-"""
 logger = logging.getLogger(__name__)
 
 

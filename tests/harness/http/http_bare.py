@@ -32,6 +32,10 @@ class Turns(ConnectionTurns):
 
     most_in_piece = most_in_turn = 0
 
+    @property
+    def is_idle(self) -> bool:
+        return not (self._line or self._probes or self._requests)
+
     def spend(self, cost: int) -> None:
         super().spend(cost)
         self.most_in_piece = max(self.most_in_piece, cost)
@@ -143,7 +147,7 @@ class BareServer:
             now = (len(transport.written), len(protocol._unparsed), len(self._app.visits[PEER].served))
             num_quiet = num_quiet + 1 if now == before else 0
             before = now
-            is_idle = not self._state.tasks and not protocol._unparsed
+            is_idle = self._turns.is_idle and not self._state.tasks and not protocol._unparsed
             is_ending = transport.is_closing() and self._count.total
             if num_quiet == 6 or (is_idle and not is_ending):
                 return

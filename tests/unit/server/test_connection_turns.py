@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
+from carousel.server.http.connection_turns import ACCEPTED_IN_TURN, TURN_COST, ConnectionTurns
 
 MANY = 40
 
@@ -80,3 +80,42 @@ def test_who_has_nothing_to_do_any_more_or_fails_holds_up_nobody() -> None:
 def test_who_waits_has_a_turn_though_nobody_else_does_anything() -> None:
     """A connection that is read again had none: its data had come in another turn."""
     assert asyncio.run(done_in_turns(lambda turns, done: turns.wait(lambda: done.append("a")))) == [["a"]]
+
+
+def begin_requests(turns: ConnectionTurns, done: list[str]) -> None:
+    """Read data, requests and a probe behind them, in a turn that has room for nothing more."""
+
+    def do(name: str) -> None:
+        turns.spend(TURN_COST // 4)
+        done.append(name)
+
+    turns.spend(TURN_COST)
+    for name in "abc":
+        turns.begin(partial(do, name), is_probe=False)
+        turns.wait(partial(do, "data"))
+    turns.begin(partial(do, "probe"), is_probe=True)
+
+
+def test_a_probe_is_begun_before_requests_and_data_and_requests_take_turns() -> None:
+    expected = [["probe", "data", "a", "data"], ["data", "b", "c"]]
+    assert asyncio.run(done_in_turns(begin_requests)) == expected
+
+
+def test_one_request_is_begun_in_a_turn_while_as_many_connections_are_accepted_as_can_be() -> None:
+    def begin(turns: ConnectionTurns, done: list[str]) -> None:
+        for _ in range(ACCEPTED_IN_TURN):
+            turns.note_accepted()
+        turns.spend(TURN_COST)
+        for name in "abc":
+            turns.begin(partial(done.append, name), is_probe=False)
+
+    assert asyncio.run(done_in_turns(begin)) == [["a"], ["b", "c"]]
+
+
+def test_who_is_accepted_alone_has_its_request_begun_at_once() -> None:
+    def begin(turns: ConnectionTurns, done: list[str]) -> None:
+        turns.note_accepted()
+        turns.begin(partial(done.append, "a"), is_probe=False)
+        assert done == ["a"]
+
+    assert asyncio.run(done_in_turns(begin)) == [["a"]]

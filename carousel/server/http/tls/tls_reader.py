@@ -77,6 +77,7 @@ class TlsReader(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._turns.note_accepted()
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         self._is_counted = True
         self._count.add(self._address)
