@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import pytest
 
@@ -34,10 +35,29 @@ def pytest_configure(config: pytest.Config) -> None:
         use_warm_starts()
 
 
+MANY_MODULES = 100
+"""Modules that a test has imported whose objects are worth freezing. LiteLLM makes 0.4 million, over which
+each full collection of all later tests went.
+"""
+_num_modules = 0
+"""Modules there were when all was last frozen."""
+
+
 def pytest_collection_finish() -> None:
+    _freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    if len(sys.modules) > _num_modules + MANY_MODULES:
+        _freeze()
+
+
+def _freeze() -> None:
     """Freeze what is there now, which stays to the end: the garbage collector need not walk over it again."""
+    global _num_modules
     gc.collect()
     gc.freeze()
+    _num_modules = len(sys.modules)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
