@@ -211,9 +211,9 @@ def _in_our_words(
 ) -> StructT:
     """Read the fields of `kind`, with the key names and defaults of this architecture."""
     spelled = {
-        field.name: _spellings(row, field.name)
-        for field in msgspec.structs.fields(kind)
-        if not only_named or field.name in row.keys
+        name: _spellings(row, name)
+        for name in kind.__struct_fields__
+        if not only_named or name in row.keys
     }
     values = {}
     for name, keys in spelled.items():

@@ -227,6 +227,7 @@ def _version() -> str:
         return "unknown (not installed)"
 
 
+@cache
 def _preset_parser() -> argparse.ArgumentParser:
     """Return a parser that only knows --preset, whose settings are the defaults of all others."""
     parser = _Parser(add_help=False, allow_abbrev=False)

@@ -61,7 +61,8 @@ Answer = Callable[[GenerateRequest], list[SequenceOutput]]
 
 def output(request: GenerateRequest, text: str, *, index: int = 0, **fields: Any) -> SequenceOutput:
     """A piece of output of one sequence, with one token for each character."""
-    fields.setdefault("token_ids", pack_ids([ord(character) for character in text]))
+    if "token_ids" not in fields:
+        fields["token_ids"] = pack_ids([ord(character) for character in text])
     return SequenceOutput(sibling(request.handle, index), text, **fields)
 
 

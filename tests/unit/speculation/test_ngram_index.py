@@ -16,11 +16,12 @@ ROOMY = 1 << 15
 
 def search(tokens: list[int], end: list[int] | None = None) -> int:
     """Find what `find` must return, by looking at every position."""
-    end = tokens[-MAX_NGRAM:] if end is None else end
-    for n in range(min(MAX_NGRAM, len(end)), 0, -1):
-        for at in range(len(tokens) - 1, n - 1, -1):
-            if tokens[at - n : at] == end[-n:]:
-                return at
+    text = "".join(map(chr, tokens))
+    ngram = "".join(map(chr, tokens if end is None else end))[-MAX_NGRAM:]
+    for start in range(len(ngram)):
+        at = text.rfind(ngram[start:], 0, len(text) - 1)
+        if at >= 0:
+            return at + len(ngram) - start
     return -1
 
 
