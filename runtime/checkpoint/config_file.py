@@ -211,9 +211,7 @@ def _in_our_words(
 ) -> StructT:
     """Read the fields of `kind`, with the key names and defaults of this architecture."""
     spelled = {
-        name: _spellings(row, name)
-        for name in kind.__struct_fields__
-        if not only_named or name in row.keys
+        name: _spellings(row, name) for name in kind.__struct_fields__ if not only_named or name in row.keys
     }
     values = {}
     for name, keys in spelled.items():
