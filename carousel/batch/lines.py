@@ -28,15 +28,20 @@ DUPLICATE = "duplicate_custom_id"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Request(msgspec.Struct):
-    custom_id: object = None
-    method: object = None
-    url: object = None
-    body: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    """Fields as they are written: what a stranger put in the place of a text may take much to decode."""
+
+    custom_id: msgspec.Raw = _NULL
+    method: msgspec.Raw = _NULL
+    url: msgspec.Raw = _NULL
+    body: msgspec.Raw = _NULL
 
 
 class _Body(msgspec.Struct):
-    stream: object = None
+    stream: msgspec.Raw = _NULL
 
 
 class _Error(msgspec.Struct, omit_defaults=True):
@@ -115,29 +120,36 @@ def read_line(number: int, data: bytes) -> BatchRequest | RefusedLine:
     try:
         data.decode()
         line = msgspec.json.decode(data, type=_Request)
+        custom_id, method, url = map(_text, (line.custom_id, line.method, line.url))
     except UnicodeDecodeError as error:
         return RefusedLine(number, None, "invalid_json_line", f"not UTF-8: byte {error.start}")
     except RecursionError:
         return RefusedLine(number, None, "invalid_json_line", "nested too deep")
     except msgspec.DecodeError as error:
         return RefusedLine(number, None, "invalid_json_line", str(error))
-    custom_id, url, body = line.custom_id, line.url, bytes(line.body)
-    if not isinstance(custom_id, str) or not custom_id:
+    body = bytes(line.body)
+    if not custom_id:
         message = "custom_id: each line needs one, a string by which its answer is found"
         return RefusedLine(number, None, "invalid_custom_id", message)
-    if line.method != "POST":
+    if method != "POST":
         return RefusedLine(number, custom_id, "invalid_method", "method: must be POST")
-    if not isinstance(url, str) or url not in URLS:
+    if url not in URLS:
         message = f"url: must be one of {', '.join(URLS)}"
         return RefusedLine(number, custom_id, "invalid_url", message)
     try:
         stream = msgspec.json.decode(body, type=_Body).stream
     except msgspec.DecodeError:
         return RefusedLine(number, custom_id, "invalid_body", "body: must be the JSON object to send")
-    if stream is True:
+    if bytes(stream) == b"true":
         message = "body.stream: must not be true: each answer is one line"
         return RefusedLine(number, custom_id, "invalid_body", message)
     return BatchRequest(number, custom_id, url, body)
+
+
+def _text(field: msgspec.Raw) -> str | None:
+    """Return a field that is a text; None for any other. Raises msgspec.DecodeError."""
+    raw = bytes(field)
+    return msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else None
 
 
 def duplicate(line: BatchRequest | RefusedLine) -> RefusedLine:

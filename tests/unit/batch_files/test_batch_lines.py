@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -30,6 +31,19 @@ REQUEST = BatchRequest(1, "a", "/v1/completions", b"{}")
 
 def written(**changes: Any) -> bytes:
     return json.dumps({**GOOD, **changes}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("field", ["custom_id", "method", "url", "stream"])
+def test_a_field_that_is_no_text_is_not_decoded(field: str) -> None:
+    """A line of 64 MiB took 1.5 GB."""
+    lists: list[list[int]] = [[]] * 300_000
+    line = written(body={"stream": lists}) if field == "stream" else written(**{field: lists})
+    tracemalloc.start()
+    try:
+        read_line(1, line)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(line)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("url", URLS)
