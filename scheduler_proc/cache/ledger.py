@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
-from scheduler_proc.cache.radix.radix_node import CacheAccount, LeafKey
+from scheduler_proc.cache.radix.radix_node import CacheAccount, LeafAge
 from scheduler_proc.cache.tenants import CacheShares, tenant_of
 
 IDLE_S = 600.0
@@ -55,9 +55,9 @@ class Ledger:
         self.alone: CacheAccount | None = None
         """Account of the tenant that is present if exactly one is, else None. Valid once settled."""
         # Tenants above their share, the one furthest above first; and absent tenants, by the first leaf of
-        # each.
+        # each, whatever they wanted to retain.
         self._over: LazyHeap[tuple[float, float, float, float], CacheAccount] = LazyHeap()
-        self._idle: LazyHeap[LeafKey, CacheAccount] = LazyHeap()
+        self._idle: LazyHeap[LeafAge, CacheAccount] = LazyHeap()
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -222,7 +222,7 @@ class Ledger:
         key = account.leaves.first_key()
         if key is not None:
             if account.is_idle:
-                idle_key = key
+                idle_key = account.first_age
             else:
                 num_protected, num_over = account.num_evictable, account.num_over
                 if num_over > 0:

@@ -4,9 +4,9 @@
     2  if that was not enough: the tenant that needs the pages, if these take it above its share
     3  all tenants
 
-At each turn the pages of tenants that are not present compete with those of the giving tenant: the leaf that
-is first in the eviction order goes. While only one tenant is present, it shares with nobody: step 1 is
-skipped, and it and the absent tenants give all pages.
+At each turn the pages of tenants that are not present compete with those of the giving tenant: of the leaves
+that each gives first, the oldest goes. What a tenant retains comes last among its own pages only. While only
+one tenant is present, it shares with nobody: step 1 is skipped, and it and the absent tenants give all pages.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class FairEviction:
         return runs
 
     def _give(self, giver: CacheAccount, num_own: int, missing: int, runs: list[IntArray]) -> int:
-        """Evict up to num_own pages of the giver, together with pages of absent tenants that come earlier in
-        the eviction order. Returns the number of all pages evicted.
+        """Evict up to num_own pages of the giver, together with pages of absent tenants that are older.
+        Returns the number of all pages evicted.
         """
         num_left, left = num_own, missing
-        while num_left > 0 and left > 0 and (key := giver.leaves.first_key()) is not None:
+        while num_left > 0 and left > 0 and (age := giver.first_age) is not None:
             idle = self._ledger.first_idle()
-            idle_key = None if idle is None else idle.leaves.first_key()
-            if idle is not None and idle_key is not None and idle_key < key:
+            idle_age = None if idle is None else idle.first_age
+            if idle is not None and idle_age is not None and idle_age < age:
                 left -= self._give_leaf(idle, left, runs)
                 self._place(idle)
             else:
@@ -99,16 +99,16 @@ class FairEviction:
 
     def _give_together(self, missing: int, runs: list[IntArray]) -> None:
         line = [
-            (key, number, account)
+            (age, number, account)
             for number, account in enumerate(self._ledger)
-            if (key := account.leaves.first_key()) is not None
+            if (age := account.first_age) is not None
         ]
         heapq.heapify(line)
         while missing > 0 and line:
             _, number, giver = line[0]
             missing -= self._give_leaf(giver, missing, runs)
-            key = giver.leaves.first_key()
-            if key is None:
+            age = giver.first_age
+            if age is None:
                 heapq.heappop(line)
             else:
-                heapq.heapreplace(line, (key, number, giver))
+                heapq.heapreplace(line, (age, number, giver))

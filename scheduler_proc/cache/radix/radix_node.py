@@ -14,6 +14,11 @@ LeafKey: TypeAlias = tuple[float, float, float]
 """Sort key of a leaf in the eviction order: its retention, its rank by the policy, the time of its last use.
 """
 
+LeafAge: TypeAlias = tuple[float, float]
+"""Sort key of a leaf among those of several tenants, to whom the retention of one of them means nothing: its
+rank, the time of its last use.
+"""
+
 _uids = itertools.count(1)
 
 
@@ -99,6 +104,12 @@ class CacheAccount:
         """Number of its evictable pages within its entitlement."""
         self.is_noted = True
         """True if the ledger will examine the account again."""
+
+    @property
+    def first_age(self) -> LeafAge | None:
+        """Age of the leaf that the tenant gives first; None if it has none to give."""
+        key = self.leaves.first_key()
+        return None if key is None else key[1:]
 
     @property
     def num_evictable(self) -> int:

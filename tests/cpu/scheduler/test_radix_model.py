@@ -90,7 +90,8 @@ MUTANTS = [
     Mutant(
         "rows of others counted", Ledger, "set_rows", "account.num_rows = account.num_private = 0", "pass", 0
     ),
-    Mutant("the idle keep theirs", FairEviction, "_give", "idle_key < key", "False", 0),
+    Mutant("the idle keep theirs", FairEviction, "_give", "idle_age < age", "False", 0),
+    Mutant("what the idle retain is dearer", Ledger, "place", "account.first_age", "key", 0),
     Mutant(
         "a turn without end", FairEviction, "num_in_turn", "max(PAGES_IN_A_ROW, lead)", "giver.num_over", 0
     ),

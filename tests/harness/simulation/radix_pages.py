@@ -165,7 +165,7 @@ class Model:
                 giver = turn.giver or (taker if gives_its_own else None)
                 givers = idle | {giver} if giver else set()
                 candidates = [key for key in leaves if tenant_of(key[0]) in givers]
-            victim = min(candidates or leaves, key=self._place)
+            victim = self._first_of(candidates or leaves)
             taken.add(self.pages.pop(victim).number)
             turn.num_given += tenant_of(victim[0]) == turn.giver
         return taken
@@ -185,6 +185,13 @@ class Model:
 
     def _first_place(self, leaves: list[PathKey], tenant: bytes) -> tuple[int, int, int]:
         return min(self._place(key) for key in leaves if tenant_of(key[0]) == tenant)
+
+    def _first_of(self, leaves: list[PathKey]) -> PathKey:
+        """Return the oldest of the leaves that each tenant gives first. Retention counts within a tenant."""
+        first_of: dict[bytes, PathKey] = {}
+        for key in sorted(leaves, key=self._place):
+            first_of.setdefault(tenant_of(key[0]), key)
+        return min(first_of.values(), key=lambda key: self._place(key)[1:])
 
     def _place(self, key: PathKey) -> tuple[int, int, int]:
         page = self.pages[key]

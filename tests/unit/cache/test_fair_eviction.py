@@ -205,15 +205,17 @@ def test_who_has_been_away_for_long_is_entitled_to_nothing_until_it_comes_back()
     assert cache.evict(3) == "BBB", "it is back"
 
 
-def test_retention_outlasts_presence() -> None:
+def test_what_a_tenant_retains_is_no_dearer_to_others_when_it_is_away() -> None:
+    """It kept what it had for ever, and others that came could cache what was left of the pool."""
     cache = Cache(20)
-    node = cache.put_and_use(A, 6)
-    cache.tree.retain(node, 0, 6, [RetainedPages(0, NO_END, 90, 0.0)])
-    cache.tree.unlock(node)
-    cache.put(B, 14)
+    for tenant in (A, C):
+        node = cache.put_and_use(tenant, 3)
+        cache.tree.retain(node, 0, 3, [RetainedPages(0, 2, 100, 0.0)])
+        cache.tree.unlock(node)
+    cache.put(B, 13)
     cache.now += IDLE_S + 1
     cache.put(B, 1)
-    assert cache.evict(5) == "BBBBB"
+    assert cache.evict(7) == "AAACCCB"
 
 
 def test_everything_goes_in_any_order() -> None:
