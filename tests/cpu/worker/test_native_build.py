@@ -310,6 +310,23 @@ def test_a_cache_that_another_user_may_change_is_replaced_by_a_private_one_for_a
     assert fault in caplog.text
 
 
+def test_a_cache_to_which_another_users_link_leads_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It could lead elsewhere once its libraries have been checked, where the kernel lets it (the setting
+    `fs.protected_symlinks`).
+    """
+    own, link = tmp_path / "own", tmp_path / "link"
+    own.mkdir(mode=0o700)
+    link.symlink_to(own)
+    with trusted_cache(link) as used:
+        assert used == link, "this user's own link is not one of another user"
+    give_away(monkeypatch, link, link_alone=True)
+    with trusted_cache(link) as used:
+        assert used != link
+    assert f"{link} is a link of another user" in caplog.text
+
+
 def test_a_cache_that_cannot_be_made_is_replaced_by_a_private_one_for_a_while(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
