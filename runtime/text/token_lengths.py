@@ -6,6 +6,7 @@ one token.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -19,15 +20,17 @@ _KEEPING_NORMALIZERS = frozenset({"NFD", "NFKD", "Lowercase", "Prepend", "ByteLe
 _KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Split", "Metaspace", "Digits", "Punctuation"})
 
 
-def max_token_chars(backend: Backend) -> int | None:
-    """Return the most characters of text for one token; None if there is no bound."""
+def max_token_chars(backend: Backend, vocabulary: Collection[str]) -> int | None:
+    """Return the most characters of text for one token; None if there is no bound. vocabulary: all tokens, as
+    the backend spells them.
+    """
     factor = _shrinking(_state(backend.normalizer))
     if factor is None or not _keeps_all(_state(backend.pre_tokenizer)) or not _spells_all(backend):
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None  # such a token takes any amount of white space beside it
     # In a byte-level vocabulary a token has as many characters as bytes, so at least as many as its text.
-    return factor * max(map(len, backend.get_vocab(with_added_tokens=True)))
+    return factor * max(map(len, vocabulary))
 
 
 def _state(component: Any) -> dict[str, Any] | None:

@@ -228,7 +228,7 @@ class Tokenizer:
         """Return the most characters of text for one token; None if there is no bound. Walks over the
         vocabulary: call once.
         """
-        return max_token_chars(self._backend)
+        return max_token_chars(self._backend, self.vocabulary.values())
 
     def apply_chat_template(
         self,

@@ -68,7 +68,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 
 
 def test_nobody_hangs_while_all_loops_turn(launch: Launch) -> None:
-    assert launch.run(1000.0) == {}
+    assert launch.run(1000.0, every_s=2.0) == {}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -102,14 +102,14 @@ def test_requests_that_wait_for_ever_show_that_it_does_not(launch: Launch) -> No
 @pytest.mark.parametrize("why", ["is_paused", "is_in_call"])
 def test_requests_that_wait_while_no_step_may_be_launched_show_nothing(launch: Launch, why: str) -> None:
     launch.scheduler_says(num_running=1, num_waiting=3, **{why: True})
-    assert launch.run(1000.0) == {}
+    assert launch.run(1000.0, every_s=2.0) == {}
     launch.scheduler_says(**{why: False})
     assert launch.run(99.0) == {}
     assert "no step has ended" in launch.run(3.0)["scheduler"]
 
 
 def test_a_step_begins_its_time_anew_after_idling(launch: Launch) -> None:
-    assert launch.run(500.0) == {}
+    assert launch.run(500.0, every_s=2.0) == {}
     launch.scheduler_says(num_waiting=1)
     assert launch.run(99.0) == {}
 
