@@ -1,4 +1,4 @@
-"""Children: the running processes of a launch by their places, on all hosts."""
+"""Children: the processes of a launch by their places, on all hosts, and the places that are empty."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ class Children:
         """Start without processes. hosts: machines by node number."""
         self._hosts = hosts
         self._running: dict[ProcessPlace, Child] = {}
+        self.due: dict[ProcessPlace, float] = {}
+        """Empty places, and the monotonic time in seconds at which each is to be filled again."""
 
     def __iter__(self) -> Iterator[Child]:
         return iter(list(self._running.values()))
+
+    @property
+    def are_complete(self) -> bool:
+        """True if no place is empty and every process is ready."""
+        return not self.due and all(child.is_ready for child in self)
+
+    def of_unit(self, unit: str) -> list[Child]:
+        """Return the running processes that are restarted together under this name."""
+        return [child for child in self if child.place.unit == unit]
 
     def get(self, place: ProcessPlace) -> Child | None:
         return self._running.get(place)

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -21,6 +22,7 @@ from runtime.base.errors import AddressInUse, ConfigError, ProtocolMismatch
 from runtime.launcher.nodes.facts import facts_of, first_difference
 from runtime.launcher.nodes.remote_host import HostNews, RemoteHost
 from runtime.launcher.nodes.strangers import Strangers
+from runtime.ring.launch_state import write_atomically
 from runtime.ring.node_messages import (
     LINGER_MS,
     MAX_FRAME_BYTES,
@@ -74,6 +76,7 @@ class NodeGate:
         """
         self._page = page
         self._on_event = on_event
+        self._own_address, self._start_timeout_s = config.node_addr, config.start_timeout
         self._facts = facts_of(config)
         self.hosts = {node: RemoteHost(node, self.wait) for node in range(1, config.nnodes)}
         """The other nodes by number."""
@@ -111,6 +114,17 @@ class NodeGate:
     def missing(self) -> list[str]:
         """Names of the nodes that have not joined."""
         return [host.full_name for host in self.hosts.values() if host.peer is None]
+
+    @property
+    def absence(self) -> str:
+        """Error of a launch for which nodes are missing after the start timeout."""
+        absence = f"{', '.join(self.missing)}: not there within {self._start_timeout_s:g} s"
+        return f"{absence}; {self.stranger}" if self.stranger else absence
+
+    def write_addresses(self, path: Path) -> None:
+        """Write the addresses of all nodes, for the scheduler that is started next. Raises OSError."""
+        addresses = [self._own_address, *(host.address for host in self.hosts.values())]
+        write_atomically(path, "\n".join(addresses).encode())
 
     def turn(self) -> None:
         """Receive messages, send orders that are due, and check for silent agents. Call it at least every

@@ -1,4 +1,4 @@
-"""In which order a launch says how it is; which deaths of the engine it counts against requests."""
+"""In which order a launch says how it is, and what signals, hangs and ends do to it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import zmq
@@ -28,10 +25,7 @@ from runtime.launcher.hosts.local import LocalChild, LocalHost
 from runtime.launcher.launch_names import LaunchNames
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import FIRST_EPOCH
-from runtime.ring.suspects.roster import Roster, Suspects, suspect_of
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.handle import make_handle
-from runtime.wire.messages import ProcessFailed
 from runtime.wire.status_page import ProcessStatus
 from tests.harness.ring.launched import wait_until
 
@@ -74,84 +68,9 @@ def test_the_slot_says_ready_before_the_file_and_failed_after_it(
         in_slot.append(supervisor.names.page.read("launcher").state)
 
     monkeypatch.setattr(launch_records, "write_atomically", write)
-    supervisor._set_state(state)
+    supervisor._status.enter(state)
     assert in_slot == [state if slot_is_first else "absent"]
     assert supervisor.names.page.read("launcher").state == state
-
-
-@pytest.mark.parametrize(
-    ("state", "num_signals", "has_failed"),
-    [
-        ("ready", 0, True),
-        ("ready", 1, True),
-        ("draining", 1, True),
-        ("draining", 2, False),
-        ("loading", 0, True),
-        ("loading", 1, False),
-    ],
-)
-def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, num_signals: int, has_failed: bool
-) -> None:
-    """Requests that it held can never finish, so there is nothing to wait for."""
-    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, restart="never")) as supervisor:
-        supervisor._set_state(state)
-        supervisor._num_signals = num_signals
-        monkeypatch.setattr(supervisor, "_reap", lambda child: -signal.SIGKILL)
-        process: Any = SimpleNamespace(pid=1)
-        supervisor._on_exit(
-            LocalChild(ProcessPlace("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True)
-        )
-        assert (supervisor._failure is not None) == has_failed
-
-
-def test_an_engine_that_cannot_load_again_ends_the_launch_however_long_it_takes_to_say_so(
-    tmp_path: Path,
-) -> None:
-    """Each of its deaths is past the window of the one before it. One that has served is started again."""
-    sizes: dict[str, Any] = {"restart_window": 1e-9, "max_engine_restarts": 2}
-    dead: Any = SimpleNamespace(pid=1)
-    failure = ProcessFailed("scheduler", "out of memory: take a narrower --dtype", 64)
-    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, **sizes)) as supervisor:
-        supervisor._set_state("ready")
-        for is_ready in (True, True, True, False, False):
-            assert supervisor._failure is None
-            scheduler = LocalChild(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
-            supervisor._restart(scheduler, failure.exit_code, failure)
-        assert supervisor._failure is not None
-        assert supervisor._failure.message == f"{failure.message}; restarted 2 times without getting ready"
-
-
-def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To give back hundreds of gigabytes takes longer than clients wait for one."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    worker = LocalChild(
-        ProcessPlace("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True
-    )
-    adopt(supervisor, worker)
-    supervisor._set_state("ready")
-    has_beaten = threading.Event()
-
-    def end_after_a_beat(before: int) -> None:
-        deadline = time.monotonic() + 20.0
-        while time.monotonic() < deadline and not has_beaten.is_set():
-            if supervisor.names.page.read("launcher").heartbeat_ns > before:
-                has_beaten.set()
-            time.sleep(0.005)
-        process.kill()
-
-    def kill() -> None:
-        before = supervisor.names.page.read("launcher").heartbeat_ns
-        threading.Thread(target=end_after_a_beat, args=(before,)).start()
-
-    monkeypatch.setattr(worker, "kill", kill)
-    dead: Any = SimpleNamespace(pid=1)
-    scheduler = LocalChild(ProcessPlace("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
-    supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
-    assert has_beaten.is_set()
-    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
@@ -160,14 +79,14 @@ def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
     answers = threading.Event()
     monkeypatch.setattr(launch_records, "write_atomically", lambda *_: answers.wait(20.0))
     monkeypatch.setattr(launch_records, "MAX_WAIT_S", 0.01)
-    supervisor._set_state("ready")
+    supervisor._status.enter("ready")
     process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
     child = LocalChild(
         ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid)
     )
     adopt(supervisor, child)
     started: list[ProcessPlace] = []
-    monkeypatch.setattr(supervisor, "_start_child", started.append)
+    monkeypatch.setattr(supervisor._restarts, "start", started.append)
     process.wait()
     supervisor._turn()
     is_late = not supervisor.names.records.wait_written()
@@ -183,7 +102,7 @@ def test_what_a_second_signal_has_killed_is_not_started_again(
 ) -> None:
     """It may come before the drain begins: the launcher kills all there is, and sees them end."""
     caplog.set_level(logging.INFO)
-    supervisor._set_state(state)
+    supervisor._status.enter(state)
     process = subprocess.Popen(["sleep", "60"])
     child = LocalChild(
         ProcessPlace("api", 0, "api"), FIRST_EPOCH, process, os.pidfd_open(process.pid), is_ready=True
@@ -191,12 +110,12 @@ def test_what_a_second_signal_has_killed_is_not_started_again(
     adopt(supervisor, child)
     supervisor.names.page.write("api", ProcessStatus(FIRST_EPOCH, child.pid, "ready"))
     for _ in range(2):
-        supervisor._on_signal()
+        supervisor._signals._stop()
     process.wait()
     supervisor._turn()
     assert supervisor._children.get(child.place) is None
-    assert supervisor._failure is None
-    assert not supervisor._due
+    assert supervisor._status.failure is None
+    assert not supervisor._children.due
     assert supervisor.names.page.read("api").state == "ready"  # as it has left it, not "restarting"
     assert "restarting" not in caplog.text
 
@@ -207,22 +126,8 @@ def test_a_signal_is_heard_at_once(supervisor: Supervisor, monkeypatch: pytest.M
     began = time.monotonic()
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
     supervisor._turn()
-    assert supervisor._stopping
+    assert supervisor._status.is_stopping
     assert time.monotonic() - began < 30.0
-
-
-def test_nothing_is_started_once_a_launch_ends_at_once(
-    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A place that was empty when the signals came stays so."""
-    started: list[ProcessPlace] = []
-    monkeypatch.setattr(supervisor, "_start_child", started.append)
-    supervisor._set_state("ready")
-    supervisor._due[ProcessPlace("api", 0, "api")] = 0.0
-    for _ in range(2):
-        supervisor._on_signal()
-    supervisor._turn()
-    assert not started
 
 
 def test_two_signals_before_there_is_any_process_end_it_without_a_word(
@@ -293,11 +198,11 @@ def test_the_end_of_a_parent_is_seen_though_nobody_has_reaped_it(tmp_path: Path)
     config = RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, parent_pid=parent.pid)
     with started(config) as supervisor:
         supervisor._turn()
-        assert not supervisor._stopping
+        assert not supervisor._status.is_stopping
         parent.kill()
         os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
         supervisor._turn()
-        assert supervisor._ends_at_once
+        assert supervisor._status.ends_at_once
     parent.wait()
 
 
@@ -305,32 +210,6 @@ def test_the_end_of_a_parent_is_seen_though_nobody_has_reaped_it(tmp_path: Path)
 def test_a_parent_that_is_not_there_is_a_mistake(pid: int) -> None:
     with pytest.raises(ConfigError, match=f"^parent_pid: there is no process {pid}; leave it out"):
         Supervisor(RuntimeConfig(no_http=True, parent_pid=pid))
-
-
-@pytest.mark.parametrize("num_failures", [2, 9])
-def test_what_the_system_has_no_process_for_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_failures: int
-) -> None:
-    """Somebody else may have all that there may be, or all memory, for a moment; a server lives longer."""
-    failures = iter(range(num_failures))
-    tried: list[ProcessPlace] = []
-
-    def start(place: ProcessPlace) -> None:
-        tried.append(place)
-        if next(failures, None) is not None:
-            raise StartError(f"{place.name} cannot be started: Resource temporarily unavailable")
-
-    monkeypatch.setattr("runtime.launcher.deaths.restart_budget.BACK_OFF_S", (0.0,))
-    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, max_restarts=3)) as supervisor:
-        supervisor._set_state("ready")
-        monkeypatch.setattr(supervisor, "_start_child", start)
-        place = ProcessPlace("tokenizer", 0, "tokenizer")
-        supervisor._due[place] = 0.0
-        for _ in range(5):
-            supervisor._start_due()
-        assert tried == [place] * min(num_failures + 1, 4)
-        assert not supervisor._due
-        assert (supervisor._failure is not None) == (num_failures > 3)
 
 
 def test_a_process_that_cannot_be_watched_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,76 +229,6 @@ def test_a_process_that_cannot_be_watched_is_none(tmp_path: Path, monkeypatch: p
         LocalHost(tmp_path, zmq.Poller(), {}).start(ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH)
     assert len(pids) == 1
     assert not Path(f"/proc/{pids[0]}").exists()
-
-
-def engine(supervisor: Supervisor, state: str, end: str = "SEGV") -> list[LocalChild]:
-    """Processes in the place of worker and scheduler; their slots say `state`, no message did. The worker
-    ends by the signal `end`.
-    """
-    children = []
-    for role, command in (("worker", f"kill -{end} $$"), ("scheduler", "exec sleep 60")):
-        process = subprocess.Popen(["sh", "-c", command])
-        child = LocalChild(ProcessPlace(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
-        adopt(supervisor, child)
-        supervisor.names.page.write(role, ProcessStatus(FIRST_EPOCH, child.pid, state))
-        children.append(child)
-    return children
-
-
-KEY = suspect_of(make_handle(7, 1))
-
-
-@pytest.mark.parametrize("state", ["ready", "loading"])
-def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_heard(
-    supervisor: Supervisor, state: str
-) -> None:
-    """Clients see in the slot that the engine is ready, and the launcher may be late to read its message."""
-    endpoints = supervisor.names.endpoints
-    Roster.create(endpoints.roster_file, 4).add(KEY)
-    supervisor._set_state("ready")
-    for _ in range(2):
-        worker, scheduler = engine(supervisor, state)
-        worker.process.wait()
-        supervisor._on_exit(worker)
-        assert scheduler.process.poll() == -signal.SIGKILL
-    assert Suspects.read(endpoints.suspects_file).alone.keys() == ({KEY} if state == "ready" else set())
-    before = time.monotonic_ns()
-    supervisor._beat()
-    assert supervisor.names.page.read("launcher").recovery_ns >= before
-
-
-def test_who_came_past_a_death_in_an_engine_that_was_killed_is_not_suspected_again(
-    supervisor: Supervisor,
-) -> None:
-    endpoints = supervisor.names.endpoints
-    supervisor._set_state("ready")
-    for end, past in (("SEGV", ()), ("KILL", (KEY,))):
-        roster = Roster.create(endpoints.roster_file, 4)
-        roster.add(KEY)
-        for key in past:
-            roster.note_past(key)
-        worker, _ = engine(supervisor, "ready", end)
-        worker.process.wait()
-        supervisor._on_exit(worker)
-        assert Suspects.read(endpoints.suspects_file).watched.keys() == {KEY}.difference(past)
-
-
-@pytest.mark.parametrize(("command", "delays"), [("kill -KILL $$", [0, 0, 0]), ("exit 1", [0, 0.1, 0.4])])
-def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_killed(
-    supervisor: Supervisor, command: str, delays: list[float]
-) -> None:
-    supervisor._set_state("ready")
-    for _ in delays:
-        process = subprocess.Popen(["sh", "-c", command])
-        child = LocalChild(
-            ProcessPlace("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid)
-        )
-        adopt(supervisor, child)
-        process.wait()
-        supervisor._on_exit(child)
-    assert supervisor.names.records.wait_written()
-    events = map(json.loads, supervisor.names.endpoints.events_file.read_text().splitlines())
-    assert [event["delay"] for event in events if event["event"] == "restart"] == delays
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])

@@ -67,7 +67,7 @@ def test_a_hangup_has_the_keys_read_again(
     hang_up(supervisor)
     assert names(supervisor) == {"alice", "carol"}
     assert caplog.messages[-1] == "API keys read again: 2 tenants, 1 new, 1 changed, 1 gone"
-    assert not supervisor._stopping
+    assert not supervisor._status.is_stopping
 
 
 @pytest.mark.parametrize("mistake", ["role", "mode", "missing"])
@@ -86,7 +86,7 @@ def test_a_mistake_in_the_new_keys_changes_nothing(
     assert said[mistake] in record.getMessage()
     assert str(keys) in record.getMessage()
     assert "key of" not in caplog.text
-    assert not supervisor._stopping
+    assert not supervisor._status.is_stopping
 
 
 def test_a_pipe_in_the_place_of_the_keys_keeps_no_later_ones_out(
@@ -164,7 +164,7 @@ def test_without_a_file_of_keys_a_hangup_ends_the_launch(tmp_path: Path, api_key
     try:
         with started(config) as supervisor:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert supervisor._stopping
+            assert supervisor._status.is_stopping
     finally:
         signal.signal(signal.SIGHUP, before)
 
