@@ -77,11 +77,6 @@ class ConnectedClient:
         """Number of outputs to be sent to it, before they are combined into messages."""
         return len(self.outgoing) + len(self.replies)
 
-    def queue(self, item: Outgoing) -> None:
-        if not item.is_queued:
-            item.is_queued = True
-            self.outgoing.append(item)
-
 
 class Clients:
     """Table of clients and their channel. Nothing that a peer sends can raise here."""

@@ -1,62 +1,46 @@
 """The detokenizer's work loop: takes token batches and sends output batches.
 
-It owns the live sequences and answers each with exactly one terminal message. It never waits for a receiver:
-messages that the scheduler or a client has no room for are kept and tried again.
+It answers each live sequence with exactly one terminal message. It never waits for a receiver: messages that
+the scheduler or a client has no room for are kept and tried again.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from detokenizer_proc.clients import Clients, ConnectedClient
-from detokenizer_proc.tensors import Tensors
+from detokenizer_proc.live_sequences import Live, LiveSequences
+from detokenizer_proc.output_queues import OutputQueues
+from detokenizer_proc.scheduler_link import SchedulerOutbox, token_columns
 from detokenizer_proc.text_stream import Refusal, TextStream
-from detokenizer_proc.timelines import Timelines
+from detokenizer_proc.timelines import Timelines, stamped
 from runtime.base.errors import RequestError
 from runtime.ring.suspects.in_hand import StreamsInHand
 from runtime.text.codec import Decoders
 from runtime.wire.error_info import error_info
-from runtime.wire.format import TOKEN_BYTES, unpack_ids
-from runtime.wire.handle import (
-    HANDLE_BYTES,
-    MAX_ABORT_HANDLES,
-    attempt_of,
-    client_of,
-    describe,
-    sequence_key,
-)
+from runtime.wire.format import unpack_ids
+from runtime.wire.handle import attempt_of, client_of, describe
 from runtime.wire.hypotheses import HypothesisSoFar
 from runtime.wire.messages import (
-    AbortRequest,
     Closed,
     ControlReply,
     ControlRequest,
     ErrorInfo,
     RequestFailed,
-    StopMatched,
     StreamOpen,
     TensorBatch,
     TokenBatch,
     TokenLogprobs,
 )
-from runtime.wire.outbox import KeepingOutbox
-from runtime.wire.perf_metrics import Stamp
 from runtime.wire.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
 
 logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
-# Number of terminals and replies that a client may leave unread: more than any sensible queue holds.
-MAX_UNREAD = 1 << 16
-# Bytes of raw logits and prompt logprobs that a client may leave unread: enough for four sequences by
-# default.
-MAX_UNREAD_BYTES = 1 << 30
 # Bytes of prompt logprobs that are kept for the next piece of an output: a client unpacks them in about 10
 # ms, for which all its other callers wait.
 MAX_KEPT_BYTES = 1 << 18
@@ -64,32 +48,9 @@ MAX_KEPT_BYTES = 1 << 18
 # pieces, so at most one piece is generated again when a process dies, and the memory here does not grow with
 # the length of an output.
 PIECE_TOKENS = 64
-_HANDLES = struct.Struct(f"{HANDLE_BYTES}s")
-_IDS = struct.Struct(f"{TOKEN_BYTES}s")
 CAME_TO_AN_END = frozenset({"stop", "length", "stop_string"})
 """Reasons of the end of a sequence that has all of its text."""
 LAGGED = "the client did not read its output for too long"
-
-
-class Live(NamedTuple):
-    """A sequence without a terminal message yet."""
-
-    stream: TextStream
-    client: ConnectedClient
-    place: bytes = b""
-    """Content of its place in the roster while it is in hand; empty if nothing is shown."""
-
-
-class SchedulerOutbox(KeepingOutbox[AbortRequest | StopMatched]):
-    """Messages to the scheduler, kept while it has no room."""
-
-    def abort(self, handles: Sequence[bytes]) -> None:
-        for start in range(0, len(handles), MAX_ABORT_HANDLES):
-            self.add(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
-
-    def tell_matched(self, handle: bytes, num_tokens: int) -> None:
-        """Tell the scheduler that output token number `num_tokens` completed a stop string."""
-        self.add(StopMatched(handle, num_tokens))
 
 
 class DetokenizerLoop:
@@ -119,14 +80,9 @@ class DetokenizerLoop:
         self._clients = clients
         self._decoders = decoders
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._slow_reader_timeout_s = slow_reader_timeout_s
-        self._live: dict[bytes, Live] = {}
-        self._handle_of: dict[bytes, bytes] = {}
-        """Handle of the live attempt by sequence key."""
-        self._unsent: dict[ConnectedClient, None] = {}
-        """Clients with waiting output."""
-        self._tensors = Tensors()
-        self._max_unread_bytes = MAX_UNREAD_BYTES
+        self._sequences = LiveSequences()
+        self._live = self._sequences.by_handle
+        self._outputs = OutputQueues(clients, slow_reader_timeout_s)
         self._piece_tokens = piece_tokens
         self._stream_interval = stream_interval
         self._shown_epoch = engine_epoch
@@ -145,7 +101,7 @@ class DetokenizerLoop:
     @property
     def is_busy(self) -> bool:
         """True if there is work that no socket will signal."""
-        return bool(self._unsent or self._scheduler)
+        return bool(self._outputs or self._scheduler)
 
     @property
     def num_live(self) -> int:
@@ -160,9 +116,9 @@ class DetokenizerLoop:
             self.num_received += 1
             self._handle(message)
             self._in_hand.rest()
-        self._deliver(now)
+        self._outputs.deliver(now)
         self._clients.maintain(now)
-        self._cut_off_slow_readers(now)
+        self._end_lagged(self._outputs.cut_off_slow_readers(now))
         self._forget_gone_clients()
         self._scheduler.flush()
 
@@ -185,12 +141,12 @@ class DetokenizerLoop:
         elif isinstance(message, RequestFailed):
             self._refuse(message)
         elif isinstance(message, ControlReply):
-            self._reply(message)
+            self._outputs.put_reply(message)
         elif isinstance(message, ControlRequest):
             kept, label = self._timelines, message.label
             found = kept.of(label) if label else kept.after(message.after)
             body = msgspec.Raw(msgspec.msgpack.encode(found))
-            self._reply(ControlReply(message.client, message.number, body))
+            self._outputs.put_reply(ControlReply(message.client, message.number, body))
         elif isinstance(message, Framed) and isinstance(message.message, TensorBatch):
             self._take_tensors(message.message, message.frames)
         else:
@@ -219,16 +175,14 @@ class DetokenizerLoop:
             live = Live(TextStream(opened, decoder, self._decoders.text_of, piece_tokens), client, place)
         except RequestError as error:
             self._scheduler.abort((handle,))
-            self._send(client, Refusal(handle, error_info(error)))
+            self._outputs.put(client, Refusal(handle, error_info(error)))
             return
         except Exception as error:
             self._log_failure(handle, error)
             self._scheduler.abort((handle,))
-            self._send(client, Refusal(handle, ErrorInfo("the detokenizer failed on this sequence")))
+            self._outputs.put(client, Refusal(handle, ErrorInfo("the detokenizer failed on this sequence")))
             return
-        self._live[handle] = live
-        self._handle_of[sequence_key(handle)] = handle
-        client.handles.add(handle)
+        self._sequences.add(live)
         if opened.resume is not None:
             self._replay(live, opened)
 
@@ -255,7 +209,7 @@ class DetokenizerLoop:
         """Drop a lower attempt of the sequence, without a terminal message. Returns False if the live one is
         not lower.
         """
-        other = self._handle_of.get(sequence_key(handle))
+        other = self._sequences.attempt_of(handle)
         if other is None:
             return True
         if attempt_of(other) >= attempt_of(handle):
@@ -279,21 +233,18 @@ class DetokenizerLoop:
         if is_matched:
             self._scheduler.tell_matched(opened.handle, live.stream.num_tokens)
         if live.stream.stream and live.stream.has_news():
-            self._send(live.client, live.stream)
+            self._outputs.put(live.client, live.stream)
 
     def _take_tokens(self, batch: TokenBatch) -> None:
         """Give every sequence its new tokens. This loop is the cost of each step."""
-        handles, packed = batch.handles, batch.tokens
-        if len(packed) % TOKEN_BYTES or len(handles) * TOKEN_BYTES != len(packed) * HANDLE_BYTES:
-            sizes = f"{len(handles)} bytes of handles for {len(packed)} bytes of tokens"
-            self._bad_batches.add(ValueError(sizes))
+        try:
+            rows, stops = token_columns(batch)
+        except ValueError as error:
+            self._bad_batches.add(error)
             return
-        tokens = unpack_ids(packed).tolist()
-        stops = stop_positions(batch, tokens) if batch.closed else ()
-        lives, unsent = self._live, self._unsent
+        lives, put = self._live, self._outputs.put
         show = self._in_hand.work_on if self._in_hand.is_shown else None
-        columns = zip(_HANDLES.iter_unpack(handles), tokens, _IDS.iter_unpack(packed), strict=True)
-        for index, ((handle,), token, (id_bytes,)) in enumerate(columns):
+        for index, ((handle,), token, (id_bytes,)) in enumerate(rows):
             live = lives.get(handle)
             if live is None:
                 continue
@@ -311,15 +262,14 @@ class DetokenizerLoop:
                 self._fail(live, error)
                 continue
             if stream.num_tokens >= stream.due_at and not stream.is_queued:
-                client.queue(stream)
-                unsent[client] = None
+                put(client, stream)
 
     def _show(self, hypothesis: HypothesisSoFar) -> None:
         live = self._live.get(hypothesis.handle)
         if live is not None:
             self._in_hand.work_on(live.place)
             live.stream.show(hypothesis.tokens)
-            self._send(live.client, live.stream)
+            self._outputs.put(live.client, live.stream)
 
     def _take_prompt_logprobs(self, record: TokenLogprobs) -> None:
         live = self._live.get(record.handle)
@@ -333,9 +283,8 @@ class DetokenizerLoop:
             self._fail(live, error)
             return
         if stream.stream or stream.num_prompt_bytes > MAX_KEPT_BYTES:
-            self._send(client, stream)
-        if client.blocked_since is not None:
-            self._end_if_unread(client)
+            self._outputs.put(client, stream)
+        self._end_if_unread(client)
 
     def _take_tensors(self, batch: TensorBatch, frames: Sequence[Frame]) -> None:
         clients: dict[ConnectedClient, None] = {}
@@ -349,11 +298,10 @@ class DetokenizerLoop:
                 num_kept = stream.num_tokens - (entry.name != "generation_logits")
                 if entry.start >= num_kept:
                     continue  # it came with a token after the stop string
-            self._tensors.add(client, entry, frame)
-            clients[client] = self._unsent[client] = None
+            self._outputs.put_tensor(client, entry, frame)
+            clients[client] = None
         for client in clients:
-            if client.blocked_since is not None:
-                self._end_if_unread(client)
+            self._end_if_unread(client)
 
     def _take_logprobs(self, record: TokenLogprobs) -> None:
         live = self._live.get(record.handle)
@@ -369,13 +317,9 @@ class DetokenizerLoop:
         live = self._live.get(closed.handle)
         if live is None:
             return
-        self._forget(closed.handle)
+        self._sequences.remove(closed.handle)
         self._in_hand.work_on(live.place)
-        if closed.trace is not None:
-            # The turn may have begun before the scheduler sent it.
-            at_s = max(self._now, *(stamp.at_s for stamp in closed.trace.stamps[-1:]))
-            trace = closed.trace.add(Stamp("detokenizer", at_s))
-            closed = msgspec.structs.replace(closed, trace=trace)
+        closed = stamped(closed, self._now)
         try:
             live.stream.close(closed, self._eos_token_ids)
         except Exception as error:
@@ -385,12 +329,12 @@ class DetokenizerLoop:
             self._timelines.add(live.stream.label, closed.handle, live.stream.finish)
         if closed.reason in CAME_TO_AN_END:
             self._in_hand.finish(live.place)
-        self._send(live.client, live.stream)
+        self._outputs.put(live.client, live.stream)
 
     def _refuse(self, failed: RequestFailed) -> None:
         client = self._clients.get(client_of(failed.handle))
         if client is not None and self._drop_lower_attempt(failed.handle):
-            self._send(client, Refusal(failed.handle, failed.error))
+            self._outputs.put(client, Refusal(failed.handle, failed.error))
 
     def _fail(self, live: Live, error: Exception) -> None:
         """End a sequence after an internal error; others continue."""
@@ -407,97 +351,41 @@ class DetokenizerLoop:
 
     def _end(self, live: Live, error: ErrorInfo) -> None:
         """End a sequence with an error from this process."""
-        self._forget(live.stream.handle)
+        self._sequences.remove(live.stream.handle)
         live.stream.fail(error)
-        self._send(live.client, live.stream)
-
-    def _forget(self, handle: bytes) -> None:
-        live = self._live.pop(handle, None)
-        if live is not None:
-            live.client.handles.discard(handle)
-            del self._handle_of[sequence_key(handle)]
+        self._outputs.put(live.client, live.stream)
 
     def _drop(self, handle: bytes) -> None:
         """Forget a sequence without a terminal message, because a further attempt continues or no client
         waits for it.
         """
         live = self._live[handle]
-        self._forget(handle)
-        self._tensors.drop(live.client, {handle})
+        self._sequences.remove(handle)
+        self._outputs.drop_tensors(live.client, {handle})
 
-    # -- clients and scheduler -------------------------------------------------------------------------------
-
-    def _reply(self, reply: ControlReply) -> None:
-        client = self._clients.get(reply.client)
-        if client is not None:
-            client.replies.append(reply)
-            self._unsent[client] = None
-
-    def _send(self, client: ConnectedClient, item: TextStream | Refusal) -> None:
-        client.queue(item)
-        self._unsent[client] = None
-
-    def _deliver(self, now: float) -> None:
-        for client in list(self._unsent):
-            # Raw logits go first, so they are there before the terminal.
-            if self._tensors.deliver(self._clients, client, now) and self._clients.deliver(client, now):
-                del self._unsent[client]
+    # -- clients that do not read, or are gone ---------------------------------------------------------------
 
     def _end_if_unread(self, client: ConnectedClient) -> None:
         """End the sequences whose raw logits or prompt logprobs wait for a client, if they are too many."""
-        prompts = {handle: self._live[handle].stream.num_prompt_bytes for handle in client.handles}
-        num_bytes = sum(prompts.values()) + self._tensors.num_bytes(client)
-        if num_bytes <= self._max_unread_bytes:
+        if client.blocked_since is None:
             return
-        of_tensors = self._tensors.handles(client)
-        handles = [handle for handle, size in prompts.items() if size or handle in of_tensors]
-        logger.info("a client leaves %d bytes unread: %d of its sequences end", num_bytes, len(handles))
-        self._end_lagged(handles)
-        self._tensors.drop(client, handles)
+        prompt_bytes = {handle: self._live[handle].stream.num_prompt_bytes for handle in client.handles}
+        handles = self._outputs.too_large(client, prompt_bytes)
+        if handles:
+            self._end_lagged(handles)
+            self._outputs.drop_tensors(client, handles)
 
     def _end_lagged(self, handles: list[bytes]) -> None:
         self._scheduler.abort(handles)
         for handle in handles:
             self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
 
-    def _cut_off_slow_readers(self, now: float) -> None:
-        """End the sequences of clients that have not read for too long, and drop clients that continue like
-        that. Unread output is thus bounded in time and number.
-        """
-        for client in self._unsent:
-            if client.blocked_since is None:
-                continue
-            blocked_s = now - client.blocked_since
-            if blocked_s >= 2 * self._slow_reader_timeout_s or client.num_waiting > MAX_UNREAD:
-                logger.info("a client that does not read is dropped: %d messages unread", client.num_waiting)
-                self._clients.drop(client)
-            elif blocked_s >= self._slow_reader_timeout_s and client.handles:
-                handles = list(client.handles)
-                logger.info("a client has not read for too long: %d of its sequences end", len(handles))
-                self._end_lagged(handles)
-
     def _forget_gone_clients(self) -> None:
         for client in self._clients.take_gone():
             handles = list(client.handles)
             for handle in handles:
-                self._forget(handle)
-            self._unsent.pop(client, None)
-            self._tensors.forget(client)
+                self._sequences.remove(handle)
+            self._outputs.forget(client)
             # Abort these handles only: the client may send its other sequences again by another connection,
             # and those have to go on.
             self._scheduler.abort(handles)
-
-
-def stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:
-    """Return the positions of the tokens in the batch that ended their sequence, which have no text. A stop
-    token and the Closed that names it are in the same batch.
-    """
-    stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
-    if not stop_tokens:
-        return set()
-    last: dict[bytes, int] = {}
-    for index in range(len(tokens)):
-        handle = batch.handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)]
-        if handle in stop_tokens:
-            last[handle] = index
-    return {index for handle, index in last.items() if tokens[index] == stop_tokens[handle]}

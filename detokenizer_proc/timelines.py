@@ -10,9 +10,11 @@ from collections.abc import Callable
 from itertools import islice
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runtime.wire.handle import attempt_of, split_handle
-from runtime.wire.messages import Finish
+from runtime.wire.messages import Closed, Finish
+from runtime.wire.perf_metrics import Stamp
 
 MAX_KEPT = 1000
 PAGE_SIZE = 100
@@ -88,3 +90,13 @@ class Timelines:
         num_new = min(max(0, self._num_added - number), len(self._kept))
         begin = len(self._kept) - num_new
         return list(islice(self._kept, begin, begin + PAGE_SIZE))
+
+
+def stamped(closed: Closed, now: float) -> Closed:
+    """Return the end of a sequence with the stamp of this process, if it is sampled. now: time at which the
+    turn began, perhaps before the scheduler sent it.
+    """
+    if closed.trace is None:
+        return closed
+    at_s = max(now, *(stamp.at_s for stamp in closed.trace.stamps[-1:]))
+    return replace(closed, trace=closed.trace.add(Stamp("detokenizer", at_s)))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from detokenizer_proc import output_queues
 from detokenizer_proc.loop import MAX_KEPT_BYTES
 from detokenizer_proc.raw_window import RawWindow
 from detokenizer_proc.router import RouterChannel
@@ -80,8 +81,10 @@ def test_a_prompt_s_logprobs_that_are_long_do_not_wait_for_the_end(ring: Ring) -
     assert [len(output.prompt_logprobs) for output in ring.outputs] == [MAX_KEPT_BYTES + 8, 0]
 
 
-def test_of_a_client_that_does_not_read_only_so_many_prompt_s_logprobs_are_kept(ring: Ring) -> None:
-    ring.loop._max_unread_bytes = 100
+def test_of_a_client_that_does_not_read_only_so_many_prompt_s_logprobs_are_kept(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queues, "MAX_UNREAD_BYTES", 100)
     bulky, plain = ring.open(ring.handle(0)), ring.open(ring.handle(1))
     ring.peers.full.add(b"peer")
     ring.step((bulky, 70), (plain, 70), prompt_logprobs=(TokenLogprobs(bulky, bytes(80)),))
@@ -96,8 +99,10 @@ def test_of_a_client_that_does_not_read_only_so_many_prompt_s_logprobs_are_kept(
     assert ring.token_ids(plain) == [70, 71]
 
 
-def test_a_client_that_reads_may_have_any_number_of_prompt_s_logprobs(ring: Ring) -> None:
-    ring.loop._max_unread_bytes = 100
+def test_a_client_that_reads_may_have_any_number_of_prompt_s_logprobs(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queues, "MAX_UNREAD_BYTES", 100)
     handle = ring.open(ring.handle())
     for _ in range(10):
         ring.step(prompt_logprobs=(TokenLogprobs(handle, bytes(120)),))
@@ -213,8 +218,10 @@ def test_of_additional_outputs_the_last_token_before_a_stop_string_has_no_row(ri
     assert arrived(ring) == [(handle, count - 2, frame(1, 1)), (handle, count, frame(3, 3))]
 
 
-def test_of_a_client_that_does_not_read_only_so_many_raw_logits_are_kept(ring: Ring) -> None:
-    ring.loop._max_unread_bytes = 100
+def test_of_a_client_that_does_not_read_only_so_many_raw_logits_are_kept(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queues, "MAX_UNREAD_BYTES", 100)
     first, second, plain = (ring.open(ring.handle(seq)) for seq in range(3))
     ring.peers.full.add(b"peer")
     ring.step((plain, 70))
@@ -232,8 +239,10 @@ def test_of_a_client_that_does_not_read_only_so_many_raw_logits_are_kept(ring: R
     assert ring.terminal(plain).reason == "length"
 
 
-def test_a_client_that_reads_may_have_any_number_of_raw_logits_in_one_step(ring: Ring) -> None:
-    ring.loop._max_unread_bytes = 100
+def test_a_client_that_reads_may_have_any_number_of_raw_logits_in_one_step(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queues, "MAX_UNREAD_BYTES", 100)
     handle = ring.open(ring.handle())
     send(ring, *((entry(handle, start), bytes(48)) for start in range(5)))
     ring.turn()
@@ -249,7 +258,7 @@ def test_raw_logits_that_wait_for_a_client_that_is_gone_are_forgotten(ring: Ring
     ring.turn()
     assert ring.scheduler.drain() == [AbortRequest((handle,))]
     assert not ring.loop.is_busy
-    assert not ring.loop._tensors._queues
+    assert not ring.loop._outputs._tensors._queues
 
 
 def test_a_client_that_never_reads_its_raw_logits_is_cut_off(ring: Ring) -> None:
@@ -363,7 +372,7 @@ def test_raw_logits_wait_here_and_not_in_the_socket_of_a_client_that_does_not_re
             ring.loop.turn(ring.now)
         ring.inbox.send(TokenBatch(1, closed=(Closed(handle, "length"),)))
         ring.loop.turn(ring.now)
-        (queue,) = ring.loop._tensors._queues.values()
+        (queue,) = ring.loop._outputs._tensors._queues.values()
         assert queue.num_bytes >= raw.nbytes * num_frames // 2, "more than the window is in the socket"
         starts: list[int] = []
         reasons: list[str] = []

@@ -217,7 +217,7 @@ class MemoryRing:
     def check(self) -> None:
         """Assert that nothing has leaked. Call at rest."""
         assert self.detokenizer.num_live == 0
-        assert not self.detokenizer._handle_of
+        assert not self.detokenizer._sequences._handle_of
         assert not any(client.handles for client in self.detokenizer._clients._by_id.values())
         assert all(channel.bad_frames.count == 0 for channel in self.channels)
         self.scheduler.kv.check()

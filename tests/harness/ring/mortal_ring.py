@@ -324,7 +324,7 @@ class MortalRing:
     def check(self) -> None:
         """Assert that nothing has leaked. Call at rest."""
         assert self.detokenizer.num_live == 0
-        assert not self.detokenizer._handle_of
+        assert not self.detokenizer._sequences._handle_of
         assert not any(client.handles for client in self.detokenizer._clients._by_id.values())
         self.system.scheduler.kv.check()
         self.system.scheduler.lifecycle.check()

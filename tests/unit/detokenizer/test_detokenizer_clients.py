@@ -177,7 +177,7 @@ def test_a_client_that_never_reads_is_dropped_in_the_end(ring: Ring) -> None:
 
 
 def test_what_a_client_leaves_unread_is_bounded(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detokenizer_proc.loop.MAX_UNREAD", 100)
+    monkeypatch.setattr("detokenizer_proc.output_queues.MAX_UNREAD", 100)
     ring.peers.full.add(b"peer")
     for number in range(60):
         ring.inbox.send(RequestFailed(ring.handle(number), ErrorInfo("no")))
