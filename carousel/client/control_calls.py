@@ -18,10 +18,11 @@ from carousel.client.core.control import (
     check_mode,
     check_num_steps,
     check_weights,
+    control_result,
     documented_as,
 )
-from carousel.client.core.mailbox import Mailbox
-from carousel.client.core.session import Session, control_result, deadline_after
+from carousel.client.core.mailbox import Mailbox, deadline_after
+from carousel.client.core.session import Session
 from carousel.client.core.stats import AskNow, AsyncStatsStream, R, StatsOp, StatsPlace, StatsStream
 from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration

@@ -13,7 +13,7 @@ from carousel.client.chat_calls import ChatCalls
 from carousel.client.connection.connection import make_connector
 from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
-from carousel.client.core.mailbox import Mailbox
+from carousel.client.core.mailbox import Mailbox, deadline_after
 from carousel.client.core.request_builder import (
     EmbedOptions,
     Prompt,
@@ -27,7 +27,7 @@ from carousel.client.core.request_builder import (
 )
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
-from carousel.client.core.session import Session, deadline_after
+from carousel.client.core.session import Session
 from carousel.client.core.streams import ResultStream, check_stream
 from runtime.base.errors import RingClosed
 from runtime.wire.sampling_params import SamplingParams

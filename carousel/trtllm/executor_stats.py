@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from carousel.client.control_calls import CALL_GRACE_S, CONTROL_TIMEOUT_S, ControlCalls
-from carousel.client.core.control import check_call, documented_as
-from carousel.client.core.session import Session, control_result, deadline_after
+from carousel.client.core.control import check_call, control_result, documented_as
+from carousel.client.core.mailbox import deadline_after
+from carousel.client.core.session import Session
 from carousel.client.core.stats import AskNow, AsyncStatsStream, StatsOp, StatsPlace, StatsStream
 from carousel.trtllm.result_mailbox import ResultMailbox
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from carousel.client.core.logprobs import PromptLogprobs
-from carousel.client.core.session import deadline_after
+from carousel.client.core.mailbox import deadline_after
 from carousel.client.core.state.request_state import RequestState
 from carousel.client.core.state.sequence_state import SequenceState
 from carousel.trtllm.generation_output import Extent, GenerationOutput

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from carousel.client.core.session import deadline_after
+from carousel.client.core.mailbox import deadline_after
 from carousel.trtllm.generation_result import GenerationResult
 from carousel.trtllm.responses import Response
 from runtime.base.errors import CarouselError, InvalidRequest

@@ -1,4 +1,6 @@
-"""Checked arguments of control calls, which callers may make to a running ring besides requests."""
+"""Checked arguments of control calls, which callers may make to a running ring besides requests, and the
+results of their replies.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from typing import Any, TypedDict, TypeVar, get_args
 
 import msgspec
 
-from runtime.base.errors import InvalidRequest
+from carousel.client.core.mailbox import Item
+from carousel.client.core.result import error_from_info
+from runtime.base.errors import CarouselError, InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
-from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
+from runtime.wire.messages import MAX_PROFILE_STEPS, ControlReply, ErrorInfo, PauseMode
 from runtime.wire.plan import (
     MAX_CALL_BYTES,
     MAX_CALL_S,
@@ -98,6 +102,16 @@ def check_weights(path: str | Path, version: str, *, aborts: bool) -> WeightsUpd
     if not isinstance(version, str) or len(version) > MAX_LABEL_CHARS:
         raise _wrong("weight_version", f"text of at most {MAX_LABEL_CHARS} characters")
     return WeightsUpdate(str(path), version, aborts)
+
+
+def control_result(item: Item) -> Any:
+    """Return the body of a reply as plain data. Raises its error."""
+    if isinstance(item, CarouselError):
+        raise item.with_traceback(None)
+    assert isinstance(item, ControlReply)
+    if not item.ok:
+        raise error_from_info(msgspec.msgpack.decode(item.body, type=ErrorInfo))
+    return msgspec.msgpack.decode(item.body)
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:

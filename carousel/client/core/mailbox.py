@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -41,6 +42,13 @@ class HandedOver(NamedTuple):
 Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
 Put: TypeAlias = Callable[[Item], None]
 """Function that keeps an item and wakes the waiter. Called where a session delivers."""
+
+
+def deadline_after(timeout: float | None, now: float) -> float | None:
+    """Return the time `timeout` seconds after `now`; None for no limit, and for a time beyond the range of
+    clocks.
+    """
+    return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
 
 
 class Mailbox:

@@ -14,20 +14,18 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.mailbox import HandedOver, Item, Mailbox, Put, TensorPart
+from carousel.client.core.mailbox import HandedOver, Mailbox, Put, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.result import error_from_info
+from carousel.client.core.ring import Ring
 from carousel.client.core.ring_state import Restart
 from carousel.client.core.state.request_state import RequestState
-from carousel.client.core.state.sequence_state import SequenceState
+from carousel.client.core.state.requests_in_flight import RequestsInFlight, pop_all
 from carousel.client.core.stats import StatsOp
 from carousel.client.tracing.request_span import RequestSpan, begin_span
 from carousel.client.tracing.trace_context import trace_for_wire
@@ -43,75 +41,12 @@ from runtime.wire.messages import (
     OutputBatch,
     SequenceOutput,
     TensorBatch,
-    ToTokenizer,
     Usage,
 )
 from runtime.wire.transport import Framed
 
 M = TypeVar("M", bound=Mailbox)
-T = TypeVar("T")
 EXHAUSTED = ErrorInfo(f"a process of the runtime was replaced {MAX_ATTEMPT + 1} times under the request")
-
-
-class Ring(Protocol):
-    """Connection to the ring, as the session uses it. A request's number decides which tokenizer receives it
-    and which detokenizer answers.
-    """
-
-    opened: Future[None]
-    """Future that is resolved once all detokenizers have answered."""
-    error: CarouselError | None
-    """Reason why the connection has ended; None while it is open."""
-    max_waiting: int
-    """Maximum number of sequences that may wait in the ring. Like the following attributes, valid once
-    `opened` is resolved.
-    """
-    client_ids: tuple[int, ...]
-    """Client ids of the connection, one for each detokenizer."""
-    run_dir: Path | None
-    """The ring's run directory if it is on this machine; None over TCP."""
-
-    @property
-    def generation(self) -> int:
-        """Number of restarts that were seen."""
-
-    @property
-    def has_room(self) -> bool:
-        """Return True if the ring accepts requests, as far as is known."""
-
-    def check_usable(self) -> None:
-        """Raise the error with which any message would be refused, if there is one."""
-
-    def client_of(self, number: int) -> int:
-        """Return the client id with which the handles of this request start."""
-
-    def lane_of(self, number: int) -> int:
-        """Return the index of the detokenizer that answers this request."""
-
-    def tokenizer_of(self, number: int) -> int:
-        """Return the index of the tokenizer that receives this request."""
-
-    def submit(self, message: ToTokenizer, number: int) -> None:
-        """Send a message about request `number`, in order. Never blocks. Raises Overloaded if the server
-        takes messages more slowly than they come, InvalidRequest if the message exceeds the bounds of the
-        wire, and the connection's error if it has ended; nothing is then sent.
-        """
-
-    def resubmit(self, message: ToTokenizer, number: int) -> None:
-        """Do what `submit` does, but never refuse for lack of room: resubmitted requests are bounded by those
-        that were accepted.
-        """
-
-    def abort(self, handles: tuple[bytes, ...], number: int) -> None:
-        """Abort these sequences of request `number`. Never refused, because aborts are bounded by accepted
-        requests.
-        """
-
-    def abort_all(self) -> None:
-        """Abort everything of this connection."""
-
-    def close(self) -> None:
-        """Send waiting messages within a moment, and end. May be called again."""
 
 
 def _call(function: Callable[[Any], None], argument: Any) -> None:
@@ -155,17 +90,12 @@ class Session(Generic[M]):
         in flight. Raises what `connect` does.
         """
         self._new_mailbox = new_mailbox
-        # Taking a request out of `_requests` ends it, which happens once, whichever threads try.
-        self._requests: dict[int, RequestState] = {}
-        self._sequences: dict[bytes, tuple[RequestState, SequenceState]] = {}
-        """Sequences without a terminal message, by the handle of the newest attempt."""
         self._labels = LabelBook() if labels is None else labels
+        self._requests = RequestsInFlight(self._labels)
         self._after_wakes = after_wakes
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
         self._control_numbers = itertools.count()
-        # Sequences whose callers have left and whose end has not arrived yet.
-        self._left: dict[bytes, int] = {}
         # Keeps the attempts of a sequence in order. Calls from a destructor do not take it.
         self._sending = threading.Lock()
         self._clock = clock
@@ -185,7 +115,7 @@ class Session(Generic[M]):
     @property
     def num_in_flight(self) -> int:
         """Number of sequences that have not ended, as far as the client knows."""
-        return len(self._sequences)
+        return self._requests.num_sequences
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -221,12 +151,11 @@ class Session(Generic[M]):
         with self._sending:
             state = RequestState(request, submission.sampling, put, self.connection.generation, self._clock())
             state.span = span
-            self._sequences.update((each.handle, (state, each)) for each in state.sequences)
-            self._requests[number] = state
+            self._requests.add(state)
             try:
                 self.connection.submit(request, number)
             except CarouselError:
-                self._end(state)
+                self._requests.end(state)
                 raise
             except BaseException:  # an interrupt, before it was sent or after
                 self.forget(number)
@@ -248,23 +177,11 @@ class Session(Generic[M]):
         request = self._requests.get(number)
         if request is None:
             return
-        self._note_left(request)  # before its end, which the I/O thread may report at any moment
-        if self._end(request):
+        self._requests.note_left(request)  # before its end, which the I/O thread may report at any moment
+        if self._requests.end(request):
             # Wakes another thread or task that still waits for it.
             request.put(RequestAborted("the stream was closed while it was read"))
             self._send_abort(request)
-
-    def _end(self, request: RequestState) -> bool:
-        """Remove a request. Returns True for the one caller that has removed it."""
-        if self._requests.pop(request.number, None) is None:
-            return False
-        self._release(request)
-        return True
-
-    def _release(self, request: RequestState) -> None:
-        for sequence in request.sequences:
-            self._sequences.pop(sequence.handle, None)
-        self._labels.release(request.request.tenant, request.request.label, request.number)
 
     def _send_abort(self, request: RequestState) -> None:
         handles = request.open_handles
@@ -276,15 +193,8 @@ class Session(Generic[M]):
 
     def _send_last_abort(self, request: RequestState) -> None:
         """Abort a request that no caller waits for any more."""
-        self._note_left(request)
+        self._requests.note_left(request)
         self._send_abort(request)
-
-    def _note_left(self, request: RequestState) -> None:
-        """Note the sequences of a request whose caller leaves, until they end."""
-        self._left.update(dict.fromkeys(request.open_handles, request.number))
-        for sequence in request.sequences:
-            if not sequence.is_open:  # it may have ended a moment ago
-                self._left.pop(sequence.handle, None)
 
     # -- control calls ---------------------------------------------------------------------------------------
 
@@ -325,10 +235,9 @@ class Session(Generic[M]):
         """Give all waiting callers an error. This is the only case in which a terminal message does not come
         from the detokenizer, because the ring is gone.
         """
-        for request in _take_all(self._requests):
-            self._release(request)
+        for request in self._requests.take_all():
             request.put(error)
-        for control in _take_all(self._controls):
+        for control in pop_all(self._controls):
             control.put(error)
 
     # -- what arrives ----------------------------------------------------------------------------------------
@@ -345,43 +254,12 @@ class Session(Generic[M]):
         else:
             assert isinstance(message.message, TensorBatch)
             for entry, frame in zip(message.message.entries, message.frames, strict=True):
-                known = self._sequences.get(entry.handle)
-                if known is not None:
-                    known[0].put(TensorPart(entry, frame))
+                request = self._requests.of_sequence(entry.handle)
+                if request is not None:
+                    request.put(TensorPart(entry, frame))
 
     def _deliver_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
-        sequences = self._sequences
-        failed: list[RequestState] = []
-        for output in outputs:
-            known = sequences.get(output.handle)
-            if known is None:
-                if self._left and output.finish is not None:
-                    self._left.pop(output.handle, None)
-                continue
-            request, sequence = known
-            if request.has_logprobs:
-                sequence.note_logprobs(output)
-            if output.finish is None:
-                sequence.ids += output.token_ids
-                sequence.num_noted_chars += len(output.text)
-            else:
-                sequence.is_open = False
-                if self._left:
-                    self._left.pop(output.handle, None)
-                sequence.ids.clear()  # the sequence is not sent again
-                request.num_open -= 1
-                sequences.pop(output.handle, None)
-                # The request is removed before the caller can see the end, because the caller may use the
-                # label again at once.
-                if not request.num_open:
-                    self._end(request)
-                elif output.finish.reason == "error" and self._end(request):
-                    failed.append(request)
-            request.put(output)
-        for request in failed:
-            ended = {output.handle for output in outputs if output.finish is not None}
-            for sequence in request.sequences:
-                sequence.is_open = sequence.is_open and sequence.handle not in ended
+        for request in self._requests.deliver(outputs):
             self._send_last_abort(request)
 
     # -- recovery --------------------------------------------------------------------------------------------
@@ -389,9 +267,9 @@ class Session(Generic[M]):
     def _recover(self, restart: Restart) -> None:
         """Submit again what the replaced process may have lost."""
         self._repeat_aborts(restart)
-        for request in list(self._requests.values()):
+        for request in self._requests:
             if request.generation < restart.generation and self._concerns(restart, request.number):
-                self._make_again(request, restart)
+                self._submit_again(request, restart)
         for control in list(self._controls.values()):
             if not self._concerns(restart, control.lane):
                 continue
@@ -410,7 +288,7 @@ class Session(Generic[M]):
         index_of = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
         return index_of(number) == restart.index
 
-    def _make_again(self, request: RequestState, restart: Restart) -> None:
+    def _submit_again(self, request: RequestState, restart: Restart) -> None:
         failed: list[SequenceOutput] = []
         with self._sending:
             request.generation = restart.generation
@@ -422,16 +300,15 @@ class Session(Generic[M]):
                 if message is None:
                     failed.append(_failure(old, EXHAUSTED))
                     continue
-                self._sequences.pop(old, None)
-                self._sequences[sequence.handle] = request, sequence
+                self._requests.rename(old, request, sequence)
                 try:
                     self.connection.resubmit(message, request.number)
                 except RequestError as error:
                     failed.append(_failure(sequence.handle, ErrorInfo(error.message, error.code)))
                 except CarouselError:
                     return  # the connection has ended, and with it every request
-        if request.number not in self._requests:  # its caller has left meanwhile
-            self._release(request)
+        if self._requests.get(request.number) is None:  # its caller has left meanwhile
+            self._requests.release(request)
             self._send_last_abort(request)
         elif request.is_aborted:
             self._send_abort(request)
@@ -441,21 +318,11 @@ class Session(Generic[M]):
         """Repeat the aborts of requests that no caller waits for, because they may have been lost, and forget
         these requests, because the process that would report their end may not know them any more.
         """
-        for handle, number in list(self._left.items()):
+        for handle, number in self._requests.left():
             if self._concerns(restart, number):
-                self._left.pop(handle, None)
+                self._requests.forget_left(handle)
                 with contextlib.suppress(CarouselError):
                     self.connection.abort((handle,), number)
-
-
-def _take_all(book: dict[int, T]) -> Iterator[T]:
-    """Empty a book that other threads use, so that each entry is returned to only one of them."""
-    while True:
-        try:
-            _, entry = book.popitem()
-        except KeyError:
-            return
-        yield entry
 
 
 def _failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
@@ -463,23 +330,6 @@ def _failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
     return SequenceOutput(handle, finish=Finish("error", Usage(0, 0), error=error))
 
 
-def deadline_after(timeout: float | None, now: float) -> float | None:
-    """Return the time `timeout` seconds after `now`; None for no limit, and for a time beyond the range of
-    clocks.
-    """
-    return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
-
-
 def _unanswered(restart: Restart) -> RequestError:
     text = f"collective_rpc: the {restart.role} was replaced before there was an answer; a rank may have died"
     return RequestError(text, code="worker_failed", status=503)
-
-
-def control_result(item: Item) -> Any:
-    """Return the body of a reply as plain data. Raises its error."""
-    if isinstance(item, CarouselError):
-        raise item.with_traceback(None)
-    assert isinstance(item, ControlReply)
-    if not item.ok:
-        raise error_from_info(msgspec.msgpack.decode(item.body, type=ErrorInfo))
-    return msgspec.msgpack.decode(item.body)

@@ -210,7 +210,7 @@ def test_thousands_of_prompts_keep_their_order_within_bounded_memory(
 
         def watch(_: Completion) -> None:
             nonlocal most
-            most = max(most, len(session._sequences))
+            most = max(most, session.num_in_flight)
 
         completions = session_client._generate(texts, None, WAIT_S * 4, watch)
         assert isinstance(completions, list)

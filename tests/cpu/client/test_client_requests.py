@@ -129,7 +129,7 @@ def test_an_error_of_one_sequence_ends_the_request_and_aborts_the_others(tmp_pat
             client.generate("x", SamplingParams(n=4), label="mine", timeout=WAIT_S)
         handle = ring.requests[0].handle
         assert sorted(ring.wait_abort().handles) == [handle, sibling(handle, 3)]
-        assert not client._session._sequences
+        assert not client._session.num_in_flight
         ring.answer = count_only
         assert client.generate("x", label="mine", timeout=WAIT_S).text == "ab"
 
@@ -336,4 +336,4 @@ def test_streams_that_the_collector_drops_in_any_thread_leave_nothing_behind(tmp
 
         wait_until(is_all_aborted, WAIT_S, "every stream is collected and aborted")
         session = client._session
-        assert (session._requests, session._sequences, len(session._labels)) == ({}, {}, 0)
+        assert (list(session._requests), session.num_in_flight, len(session._labels)) == ([], 0, 0)

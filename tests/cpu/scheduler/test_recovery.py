@@ -134,7 +134,7 @@ def serve(
         else:
             raise AssertionError("no rest")
         ring.check()
-        assert not any(session._requests or session._sequences for session in sessions)
+        assert not any(session._requests or session.num_in_flight for session in sessions)
         return asked, ring
     finally:
         ring.close()

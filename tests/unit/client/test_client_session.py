@@ -277,7 +277,7 @@ def test_nothing_is_kept_of_a_request_that_ends_while_its_caller_leaves() -> Non
 
     state.put = end_meanwhile
     events.session.forget(state.number)
-    assert events.session._left == {}
+    assert events.session._requests.left() == []
     assert events.session.num_in_flight == 0
 
 
