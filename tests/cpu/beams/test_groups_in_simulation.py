@@ -87,9 +87,10 @@ def mutant(
     new: str = "None",
     guided: float = 0.0,
     processed: float = 0.0,
+    seed: int = 0,
 ) -> Mutant:
     changes = {"guided": guided, "processed": processed}
-    return Mutant(name, owner, attribute, old, new, seed=0, changes=changes)
+    return Mutant(name, owner, attribute, old, new, seed=seed, changes=changes)
 
 
 MUTANTS = [
@@ -155,7 +156,9 @@ MUTANTS = [
         "row_opened",
         "self._hypotheses = Hypotheses(self._search)",
     ),
-    mutant("rows of a group overlap", BeamSearch, "row_opened", "held, True, self", "held, False, self"),
+    mutant(
+        "rows of a group overlap", BeamSearch, "row_opened", "held, True, self", "held, False, self", seed=3
+    ),
     mutant(
         "rules look at the tokens of another beam",
         BeamSearch,
@@ -174,6 +177,7 @@ MUTANTS = [
         BeamHistory,
         "_fork",
         "old_numbers[same:] = numbers[same:]",
+        seed=12,
     ),
     mutant(
         "rules begin where the last stay of a search ended",
@@ -269,8 +273,10 @@ MUTANTS = [
         "self._hypotheses.end(over)",
         guided=1.0,
     ),
-    mutant("another width does not wait", WidthGate, "may_start", "req.width == self._width", "True"),
-    mutant("the order is not that of arrival", WidthGate, "in_order", "heappop(order)", "order.pop()"),
+    mutant("another width does not wait", WidthGate, "may_start", "req.width == self._width", "True", seed=5),
+    mutant(
+        "the order is not that of arrival", WidthGate, "in_order", "heappop(order)", "order.pop()", seed=5
+    ),
     mutant("other sequences get no terminal", BeamSearch, "closing", "self._output.close(other)"),
     mutant("owners are not taken off", PageAllocator, "_let_go", "self.num_more_owners[each] = left"),
     mutant("rows of groups count as requests", Rows, "acquire", "self._num_further += req.head is not req"),
@@ -287,7 +293,7 @@ MUTANTS = [
 def first_to_notice(planted: Mutant) -> int | None:
     """Return the seed whose run notices it; None: none does."""
     with in_force(planted):
-        for seed in range(MOST_SEEDS):
+        for seed in (*range(planted.seed, MOST_SEEDS), *range(planted.seed)):
             try:
                 group_simulation.run(seed, **planted.changes)
             except Exception:
