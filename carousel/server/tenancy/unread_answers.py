@@ -14,6 +14,10 @@ GRACE_S = 5.0
 """Seconds that a caller has to begin to read. Its connection is not closed before."""
 SHORT_GRACE_S = 0.25
 """The same while half as much again as the limit is unread."""
+SHORTEST_GRACE_S = 0.02
+"""The same while twice the limit is unread. Thousands of connections that read nothing were written 50 MB in
+the SHORT_GRACE_S of the first of them, and before the next look.
+"""
 LEAST_RATE = 256 << 10
 """Bytes a second. A connection that is read this fast is not closed."""
 CHECK_S = 0.25
@@ -136,6 +140,8 @@ class UnreadAnswers:
         """Next look at the connections; None while all callers read."""
         self._is_above = False
         """True if more than the limit was unread at the last look."""
+        self._is_far_above = False
+        """True if more than twice the limit was unread then, or has been since."""
 
     @property
     def num_bytes(self) -> int:
@@ -163,6 +169,9 @@ class UnreadAnswers:
         self._num_bytes += reader.num_left
         if self._num_bytes > self._size and not self._is_above:
             self._look()
+        elif self._num_bytes > 2 * self._size and not self._is_far_above:
+            self._is_far_above = True
+            self._look_after(SHORTEST_GRACE_S)
         elif self._timer is None:
             self._look_after(GROWTH_S)
 
@@ -177,25 +186,33 @@ class UnreadAnswers:
 
     def _look(self) -> None:
         """Look at what has been read, and close connections if too much has not."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         sums: dict[str, int] = {}
         for reader in chain.from_iterable(self._readers.values()):
             reader.look()
             sums[reader.tenant] = sums.get(reader.tenant, 0) + reader.num_left
         self._num_bytes = sum(sums.values())
-        num_closed = self._close_slow(sums, self._size * 3 // 2, min(SHORT_GRACE_S, GRACE_S), CLOSED_AT_ONCE)
+        short_s = SHORTEST_GRACE_S if self._num_bytes > 2 * self._size else min(SHORT_GRACE_S, GRACE_S)
+        num_closed = self._close_slow(sums, self._size * 3 // 2, short_s, CLOSED_AT_ONCE)
         num_closed += self._close_slow(sums, self._size, GRACE_S, CLOSED_AT_ONCE - num_closed)
         if num_closed:
             logger.warning("closed %d connections that did not read: others need the memory", num_closed)
         self._is_above = self._num_bytes > self._size
-        if self._is_above:
-            self._look_after(0.0 if num_closed == CLOSED_AT_ONCE else CHECK_S)
+        self._is_far_above = self._num_bytes > 2 * self._size
+        if num_closed == CLOSED_AT_ONCE:
+            self._look_after(0.0)
+        elif self._is_above:
+            self._look_after(SHORTEST_GRACE_S if self._is_far_above else CHECK_S)
         elif self._readers:
             self._look_after(GROWTH_S)
 
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _look_after(self, delay_s: float) -> None:
+        self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _close_slow(self, sums: dict[str, int], size: int, grace_s: float, most: int) -> int:

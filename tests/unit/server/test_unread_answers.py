@@ -92,6 +92,24 @@ async def test_who_reads_fast_enough_stays_however_much_is_unread() -> None:
 
 
 @in_a_loop
+async def test_when_twice_the_limit_is_unread_the_oldest_who_read_nothing_are_closed_soon() -> None:
+    """They had a quarter of a second, in which thousands of connections were written 50 MB more."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(unread_answers, "GRACE_S", 60.0)
+        patched.setattr(unread_answers, "SHORT_GRACE_S", 60.0)
+        unread = UnreadAnswers(SIZE)
+        reading, *flood = (paused(unread, "", 10) for _ in range(3 * SIZE // 10))
+        reading.num_bytes = 5
+        assert not any(each.is_closed for each in flood)
+        await _end_of(flood[0])
+        assert unread.num_bytes <= 3 * SIZE // 2
+        num_closed = sum(each.is_closed for each in flood)
+        assert [each.is_closed for each in flood] == [True] * num_closed + [False] * (len(flood) - num_closed)
+        assert not reading.is_closed
+        assert not paused(unread, "", 10).is_closed
+
+
+@in_a_loop
 async def test_what_is_unread_within_the_limit_stays() -> None:
     unread = UnreadAnswers(SIZE)
     transport = paused(unread, "", SIZE)
