@@ -21,7 +21,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import SMALL_BYTES
 from carousel.server.http.connection_count import ConnectionCount
-from carousel.server.http.connection_turns import BYTES_PER_COST, HEAD_COST, REQUEST_COST, ConnectionTurns
+from carousel.server.http.connection_turns import (
+    BYTES_PER_COST,
+    ESCAPES_PER_COST,
+    HEAD_COST,
+    REQUEST_COST,
+    ConnectionTurns,
+)
 from carousel.server.http.errors import error_body, error_headers
 from carousel.server.http.flow import Flow, has_begun, with_short_cuts
 from carousel.server.tenancy.auth import tenant_of
@@ -307,7 +313,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._awaits_head = False
         self._framing_room = MAX_FRAMING_BYTES
         self._stop_head_timer()
-        path = self.url.partition(b"?")[0].removeprefix(self._root_path)
+        path = self.url.partition(b"?")[0]
+        self._cost += path.count(b"%") // ESCAPES_PER_COST
+        path = path.removeprefix(self._root_path)
         self.access_log = self._logs_access and path not in UNLOGGED_PATHS
         super().on_headers_complete()
         self._read_on_behind_pipeline()

@@ -214,6 +214,27 @@ def test_a_probe_is_answered_before_the_requests_of_a_crowd(
     assert num_begun < CROWD * 3 // 4, f"{num_begun} requests began before the probe was answered"
 
 
+def test_paths_that_are_all_escapes_are_read_a_few_in_a_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten of them, of 32 KiB, made a turn of 62 ms."""
+    head = b"GET /" + b"%61" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    turns = NotedTurns(monkeypatch, HttpProtocol, "on_headers_complete")
+    with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
+        connections = [ask(front, held) for _ in range(16)]
+        assert all(answers(each) for each in connections)
+        before = len(turns.calls)
+        with turns.held():
+            for connection in connections:
+                connection.sendall(head)
+        for connection in connections:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
+        turns.is_over = True
+    read_in = Counter(turns.calls[before:])
+    assert read_in.total() == 16
+    assert max(read_in.values()) <= 2, read_in
+
+
 def test_bodies_that_have_waited_for_the_same_are_refused_a_few_in_a_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
