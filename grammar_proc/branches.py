@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grammar_proc.backend import BackendVocabulary, Matcher
-from grammar_proc.matchers import FAIR_STEP_S, MAX_EXCESS_S, GuideBroken, cause_of, too_complex
+from grammar_proc.matching.matchers import GuideBroken
+from grammar_proc.matching.state_maker import FAIR_STEP_S, MAX_EXCESS_S, cause_of, too_complex
 from grammar_proc.vocabulary import is_used_up, reason_of
 from runtime.wire.format import unpack_ids
 from runtime.wire.hypotheses import FROM_THE_START, BranchMatchers, BranchStates

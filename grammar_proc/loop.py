@@ -14,7 +14,8 @@ from grammar_proc.branches import BranchBroken, Branches
 from grammar_proc.compiler import GuideCompiler
 from grammar_proc.guides.followed_guides import FollowedGuides
 from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter
-from grammar_proc.matchers import AT_ONCE_S, GuideBroken, GuideUsedUp, HypothesesDue, MaskPlace, Matchers
+from grammar_proc.matching.matcher_entry import MaskPlace
+from grammar_proc.matching.matchers import AT_ONCE_S, GuideBroken, GuideUsedUp, HypothesesDue, Matchers
 from runtime.base.mask_memory import MaskMemory
 from runtime.ring.suspects.in_hand import SequencesInHand
 from runtime.wire.format import Message

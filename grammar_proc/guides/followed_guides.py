@@ -28,7 +28,9 @@ from grammar_proc.compile_child import Compiled
 from grammar_proc.compiler import GuideCompiler, key_of
 from grammar_proc.guides.guide_memory import POOL_BYTES, GuideCopy, HeapMeter, give_back, largest
 from grammar_proc.guides.ready_guides import GuideMaker, ReadyGuides, ToMake
-from grammar_proc.matchers import MaskPlace, Matchers, too_complex
+from grammar_proc.matching.matcher_entry import MaskPlace
+from grammar_proc.matching.matchers import Matchers
+from grammar_proc.matching.state_maker import too_complex
 from grammar_proc.vocabulary import reason_of
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError
 from runtime.ring.suspects.in_hand import suspect_in_hand

@@ -17,7 +17,7 @@ import torch
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import try_guide
 from grammar_proc.guides.guide_memory import GuideCopy
-from grammar_proc.matchers import Matchers
+from grammar_proc.matching.matchers import Matchers
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.settings.config import DEMO_MODEL

@@ -10,7 +10,7 @@ import pytest
 from grammar_proc import vocabulary as limits
 from grammar_proc.compile_child import Compiled, try_guide
 from grammar_proc.guides.guide_memory import GuideCopy
-from grammar_proc.matchers import GuideUsedUp, Matchers
+from grammar_proc.matching.matchers import GuideUsedUp, Matchers
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids, unpack_ids

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grammar_proc.branches import Branches
-from grammar_proc.matchers import Matchers
+from grammar_proc.matching.state_maker import StateMaker
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.base.errors import InvalidRequest
 from runtime.launcher.deaths.engine_deaths import InHandDeaths
@@ -56,19 +56,19 @@ class Watched:
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         self.roster = Roster(bytearray(size_of(NUM_PLACES, 0)), NUM_PLACES)
-        self.seen: dict[str, list[set[bytes]]] = {"_masks": [], "_consume": []}
+        self.seen: dict[str, list[set[bytes]]] = {"masks": [], "_consume": []}
         for name, seen in self.seen.items():
             self._watch(monkeypatch, name, seen)
         self.ring = GrammarRing(vocabulary, SequencesInHand(self.roster, suspects))
 
     def _watch(self, monkeypatch: pytest.MonkeyPatch, name: str, seen: list[set[bytes]]) -> None:
-        original: Any = getattr(Matchers, name)
+        original: Any = getattr(StateMaker, name)
 
-        def watched(matchers: Matchers, *arguments: Any) -> Any:
+        def watched(maker: StateMaker, *arguments: Any) -> Any:
             seen.append(self.roster.suspects())
-            return original(matchers, *arguments)
+            return original(maker, *arguments)
 
-        monkeypatch.setattr(Matchers, name, watched)
+        monkeypatch.setattr(StateMaker, name, watched)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_sequences_are_in_hand_while_their_ids_are_followed_and_their_masks_made
     for handle in HANDLES[:2]:
         watched.ring.open(handle, WORDS, most=4)
     watched.ring.run()
-    assert set(KEYS[:2]) in watched.seen["_masks"]
+    assert set(KEYS[:2]) in watched.seen["masks"]
     assert {frozenset(each) for each in watched.seen["_consume"]} == {frozenset([key]) for key in KEYS[:2]}
     seen = watched.roster.read()
     assert (seen.present, seen.has_served) == ({}, True)
@@ -95,11 +95,11 @@ def test_who_was_there_at_two_deaths_is_in_hand_alone(
     for handle in HANDLES:
         watched.ring.open(handle, WORDS, most=4)
     watched.ring.run()
-    first = next(each for each in watched.seen["_masks"] if KEYS[2] in each)
+    first = next(each for each in watched.seen["masks"] if KEYS[2] in each)
     assert first == {KEYS[2]}
     assert watched.roster.read().past == set(KEYS[2:])
     assert {len(each.ids) for each in watched.ring.sequences.values()} == {4}
-    assert set(KEYS) in watched.seen["_masks"], "once it is past, it is as others are"
+    assert set(KEYS) in watched.seen["masks"], "once it is past, it is as others are"
 
 
 def test_who_was_found_guilty_is_refused_and_others_with_its_guide_go_on(
@@ -195,7 +195,7 @@ def test_guesses_and_hypotheses_are_in_hand_as_such(
     while watched.ring.loop.turn() == 0.0:
         pass
     pieces: list[frozenset[bytes]] = []
-    for owner, name in ((Matchers, "_masks"), (Branches, "step")):
+    for owner, name in ((StateMaker, "masks"), (Branches, "step")):
         original: Any = getattr(owner, name)
 
         def noting(made: Any, *arguments: Any, original: Any = original) -> Any:

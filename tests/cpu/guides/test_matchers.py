@@ -16,14 +16,15 @@ import pytest
 from tokenizers import Tokenizer
 
 from grammar_proc import branches as branching
-from grammar_proc import matchers as matching
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.branches import Branches
 from grammar_proc.compile_child import try_guide
 from grammar_proc.guides import ready_guides
 from grammar_proc.guides.guide_memory import GuideCopy, HeapMeter, resident_bytes
 from grammar_proc.guides.ready_guides import ReadyGuides
-from grammar_proc.matchers import GuideBroken, MaskPlace, Matchers
+from grammar_proc.matching import state_maker
+from grammar_proc.matching.matcher_entry import MaskPlace
+from grammar_proc.matching.matchers import GuideBroken, Matchers
 from grammar_proc.open_backend import open_vocabulary
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.base.mask_memory import MaskMemory
@@ -120,8 +121,8 @@ def test_a_guide_whose_tokens_take_too_long_ends_and_those_beside_it_go_on(
 def test_time_that_is_taken_is_counted_against_the_sequence_that_takes_it(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "FAIR_STEP_S", 0.0)
-    monkeypatch.setattr(matching, "MAX_EXCESS_S", 0.003)
+    monkeypatch.setattr(state_maker, "FAIR_STEP_S", 0.0)
+    monkeypatch.setattr(state_maker, "MAX_EXCESS_S", 0.003)
     followed = Followed(vocabulary, a=Guide("regex", "[a-z ]{900}"))
     for _ in range(400):
         followed.step()
@@ -217,13 +218,13 @@ def test_guesses_that_take_too_long_are_given_up_and_their_sequence_goes_on(
     matchers = Matchers(vocabulary)
     matchers.open(b"s", GuideCopy(start), b"")
     state_of(matchers)
-    monkeypatch.setattr(matching, "FAIR_STEP_S", 1e-6)
+    monkeypatch.setattr(state_maker, "FAIR_STEP_S", 1e-6)
     matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids(ids)))
     state = state_of(matchers)
     assert state.is_short
     assert 1 <= len(state.masks) <= len(ids)
-    monkeypatch.setattr(matching, "FAIR_STEP_S", 9.0)
-    matchers._entries[b"s"].guess_excess_s = matching.MAX_EXCESS_S + 1.0
+    monkeypatch.setattr(state_maker, "FAIR_STEP_S", 9.0)
+    matchers._entries[b"s"].guess_excess_s = state_maker.MAX_EXCESS_S + 1.0
     matchers.advance(MatcherNews(b"s", 0, guesses=pack_ids(ids)))
     state = state_of(matchers)
     assert (state.is_short, len(state.masks)) == (True, 1)
@@ -265,7 +266,7 @@ def test_masks_of_a_tenant_with_slow_guides_come_after_those_of_another(
     start = vocabulary.compile(try_guide(Guide("regex", "[a-z]+"), vocabulary).grammar)
     clock = 0.0
 
-    def states(handles: list[bytes]) -> list[bytes]:
+    def states(handles: list[bytes], until_s: float) -> list[bytes]:
         nonlocal clock
         clock += sum(0.02 if handle.startswith(b"alice") else 0.0001 for handle in handles)
         for handle in handles:
@@ -273,7 +274,7 @@ def test_masks_of_a_tenant_with_slow_guides_come_after_those_of_another(
         return handles
 
     monkeypatch.setattr(matchers, "_states", states)
-    monkeypatch.setattr("grammar_proc.matchers.time.monotonic", lambda: clock)
+    monkeypatch.setattr("grammar_proc.matching.matchers.time.monotonic", lambda: clock)
     for number in range(40):
         matchers.open(b"alice%d" % number, GuideCopy(start), b"", None, "alice")
         matchers.open(b"bob%d" % number, GuideCopy(start), b"", None, "bob")
@@ -333,7 +334,7 @@ def test_sequences_that_wait_for_a_guide_keep_one_copy_of_it(vocabulary: Grammar
 def test_a_guide_has_only_so_many_states(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "MAX_EXCESS_S", math.inf)
+    monkeypatch.setattr(state_maker, "MAX_EXCESS_S", math.inf)
     pattern = "(.*a.{21}|.*b.{31}|.*c.{16}|.*e.{26}){3}.{500}"
     followed = Followed(vocabulary, a=Guide("regex", pattern))
     before = resident_bytes()
@@ -347,7 +348,7 @@ def test_many_objects_of_many_texts_follow_one_guide(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 32,768 states the fifth object, and each one after it, was refused."""
-    monkeypatch.setattr(matching, "MAX_EXCESS_S", math.inf)
+    monkeypatch.setattr(state_maker, "MAX_EXCESS_S", math.inf)
     texts = {f"f{number}": {"type": "string", "maxLength": 50 + number} for number in range(60)}
     schema = {"type": "object", "properties": texts, "required": list(texts), "additionalProperties": False}
     guide = Guide("json_schema", json.dumps(schema))

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from grammar_proc.branches import Branches
-from grammar_proc.matchers import AT_ONCE_S, Matchers, _TimeShares
+from grammar_proc.matching.matchers import AT_ONCE_S
+from grammar_proc.matching.state_maker import StateMaker
+from grammar_proc.matching.time_shares import TimeShares
 from grammar_proc.vocabulary import GrammarVocabulary
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids
@@ -41,7 +43,7 @@ class Slow:
             self.ring.open(handle, WORDS, 90, tenant="bob" if handle == self.bob else "alice")
         states = self._states_of(len(self.alice) + 1)
         self._first = {each.handle: ids_in(each.masks[0])[:1] for each in states}
-        self.ring.loop._matchers._shares = _TimeShares()  # what the beginning took is no part of it
+        self.ring.loop._matchers._shares = TimeShares(AT_ONCE_S)  # what the beginning took is no part of it
         self.num_done = self._num_before_bob = 0
         for name in names:
             monkeypatch.setattr(owner, name, self._slow(getattr(owner, name)))
@@ -103,7 +105,7 @@ def test_a_search_with_slow_hypotheses_holds_up_others_for_one_at_most(
 def test_ids_of_slow_guides_hold_up_others_for_one_sequence_at_most(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Slow(vocabulary, monkeypatch, Matchers, "_consume")
+    slow = Slow(vocabulary, monkeypatch, StateMaker, "_consume")
     news = tuple(slow.news_of(handle) for handle in (*slow.alice, slow.bob))
     slow.ring.received.append(AdvanceMatchers(news))
     assert slow.num_done_before_bob() <= 3, "one of alice, and bob's own"
@@ -116,7 +118,7 @@ def test_a_turn_has_one_slow_call_at_most(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An id was followed and its mask made in one turn."""
-    slow = Slow(vocabulary, monkeypatch, Matchers, "_consume", "_masks")
+    slow = Slow(vocabulary, monkeypatch, StateMaker, "_consume", "masks")
     slow.ring.received.append(AdvanceMatchers(tuple(slow.news_of(handle) for handle in slow.alice)))
     came: list[int] = []
     """Number of states that had come after each turn."""
@@ -133,7 +135,7 @@ def test_slow_masks_that_are_made_one_by_one_have_a_turn_each(
 ) -> None:
     """They are after one that took long; all of a message were made in one turn."""
     slow = Slow(vocabulary, monkeypatch, GrammarVocabulary, "timed_mask")
-    monkeypatch.setattr(slow.ring.loop._matchers, "_times_each", True)
+    monkeypatch.setattr(slow.ring.loop._matchers._maker, "_times_each", True)
     slow.ring.received.append(AdvanceMatchers(tuple(slow.news_of(handle) for handle in slow.alice)))
     for number in range(NUM_SLOW):
         slow.ring.loop.turn()

@@ -15,7 +15,7 @@ import numpy as np
 from grammar_proc.backend import BackendVocabulary
 from grammar_proc.compile_child import Compiled, try_guide
 from grammar_proc.loop import GrammarLoop
-from grammar_proc.matchers import Matchers
+from grammar_proc.matching.matchers import Matchers
 from runtime.ring.suspects.in_hand import SequencesInHand
 from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide, MatcherNews, MatcherState

@@ -29,16 +29,16 @@ def _patch_tokenizer() -> None:
 def _patch_grammar() -> None:
     import ctypes
 
-    from grammar_proc.matchers import Matchers
+    from grammar_proc.matching.state_maker import StateMaker
 
-    masks: Any = Matchers._masks
+    masks: Any = StateMaker.masks
 
-    def fragile(self: Matchers, entries: Any) -> Any:
+    def fragile(self: StateMaker, entries: Any, until_s: float) -> Any:
         if any(POISON in entry.copy.grammar for entry in entries):
             ctypes.string_at(0)
-        return masks(self, entries)
+        return masks(self, entries, until_s)
 
-    Matchers._masks = fragile  # type: ignore[method-assign]
+    StateMaker.masks = fragile  # type: ignore[method-assign]
 
 
 def _patch_detokenizer() -> None:

@@ -1,0 +1,1 @@
+"""Matchers: positions of guided outputs in their guides, the masks that follow, and whose turn it is."""
