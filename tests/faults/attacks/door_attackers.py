@@ -55,6 +55,7 @@ REFUSED = tuple(
     for field in FIELDS
 )
 LARGEST_FILE = b"GET /page/vendor/uplot.js HTTP/1.1\r\nHost: x\r\n\r\n"
+ESCAPES = b"GET /" + b"%61" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"
 SEEDS = count()
 NUM_OF_THREAD = 40
 SMALLEST_BUFFER = 1
@@ -66,6 +67,11 @@ def refusals(attack: Attack, _: int) -> None:
     """Ask for every path by every method, without a key or with a wrong one."""
     first = next(SEEDS) * 16 % len(REFUSED)
     attack.send(endless(*REFUSED[first : first + 16]), stays_s=0.1)
+
+
+def escapes(attack: Attack, _: int) -> None:
+    """Ask for paths that are long to decode."""
+    attack.send(endless(ESCAPES), stays_s=0.1)
 
 
 def slow_readers(attack: Attack, _: int) -> None:
@@ -105,4 +111,4 @@ def leaving_anywhere(attack: Attack, number: int) -> None:
             return
 
 
-DOOR_KINDS: tuple[Callable[[Attack, int], None], ...] = (refusals, slow_readers, leaving_anywhere)
+DOOR_KINDS: tuple[Callable[[Attack, int], None], ...] = (refusals, escapes, slow_readers, leaving_anywhere)

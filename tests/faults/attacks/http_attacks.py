@@ -8,6 +8,9 @@ With `--tls` the launch serves HTTPS, and all speak TLS but those that attack wi
 With `--key` the launch has keys: attackers have one of an ordinary user (role `user`), and the callers
 another one; each may have half of the rows. With `--no-key` the attackers of such a launch have none.
 
+The eight streams have each of their 20 steps a second together. So one late step is the p99 of a run of 5 s,
+where the loop need have no part in it; 20 s or more tell one from several.
+
 The worker sleeps and takes no core (`tests/harness/ring/sleeping_worker.py`), so that what is measured is the
 HTTP server. Attackers run at the lowest priority, callers and /live at the normal one. The first line is the
 launch with nobody attacking it, which the streams of the others are compared to.
