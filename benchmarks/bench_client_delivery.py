@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from carousel.client.core.mailbox import Mailbox
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.session import Session
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import Finish, OutputBatch, SequenceOutput, Usage

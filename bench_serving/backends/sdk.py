@@ -11,7 +11,7 @@ from bench_serving.backends.base import BenchPrompt, GenerationOptions
 from bench_serving.records import Clock, RequestRecord
 from carousel.client.async_ import AsyncClient
 from carousel.client.core.logprobs import TokenLogprob
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request.submission import RequestOptions
 from carousel.client.core.result import Completion
 from carousel.http_client import RequestFailure
 from runtime.base.errors import CarouselError, ConfigError

@@ -19,7 +19,7 @@ from carousel.client.core.control import documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import Mailbox, Mailboxes, call_in_loop
-from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
+from carousel.client.core.request.submission import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.core.session import Session

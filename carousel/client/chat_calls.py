@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
 from carousel.client.control_calls import AsyncControlCalls, ControlCalls
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request.submission import RequestOptions
 from carousel.client.core.result import Completion, respelling
 from carousel.conversation import CHAT_NAMES, Conversation, conversation_of, conversations_of
 from runtime.wire.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from carousel.client.core.request_builder import Prompt, Prompts, RequestOptions, is_single_prompt
+from carousel.client.core.request.submission import Prompt, Prompts, RequestOptions, is_single_prompt
 from carousel.client.core.result import Completion, respelling
 from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime

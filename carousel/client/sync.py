@@ -14,7 +14,7 @@ from carousel.client.connection.connection import make_connector
 from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
 from carousel.client.core.mailbox import Mailbox, deadline_after
-from carousel.client.core.request_builder import (
+from carousel.client.core.request.submission import (
     EmbedOptions,
     Prompt,
     Prompts,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from carousel.client.core.embedding import similarities
 from carousel.client.core.logprobs import TokenLogprob
-from carousel.client.core.request_builder import EmbedOptions, RequestOptions, TokenIds, is_single_prompt
+from carousel.client.core.request.submission import EmbedOptions, RequestOptions, TokenIds, is_single_prompt
 from carousel.client.core.result import Completion, FinishReason
 from carousel.client.prompt_objects import without_objects
 from carousel.client.sync import Client

@@ -20,7 +20,7 @@ from typing import Any, Self, overload
 from carousel.client.core.batch import MAX_IN_FLIGHT
 from carousel.client.core.mailbox import deadline_after
 from carousel.client.core.puts import put
-from carousel.client.core.request_builder import TokenIds, is_single_prompt, one_per_prompt
+from carousel.client.core.request.submission import TokenIds, is_single_prompt, one_per_prompt
 from carousel.client.core.ring_state import CONNECT_TIMEOUT_S, RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
 from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, PeftCacheConfig, SchedulerConfig

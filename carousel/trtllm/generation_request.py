@@ -10,14 +10,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from carousel.client.core.request_builder import (
-    MAX_TIME_LIMIT_S,
-    RequestOptions,
-    Submission,
-    TokenIds,
-    build_request,
-    pack_token_ids,
-)
+from carousel.client.core.request.request_builder import MAX_TIME_LIMIT_S, build_request, pack_token_ids
+from carousel.client.core.request.submission import RequestOptions, Submission, TokenIds
 from carousel.client.core.result import respelled, respelling
 from carousel.lora import LoraConfig, LoRARequest
 from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from carousel.client.core.request_builder import MAX_ID
+from carousel.client.core.request.request_builder import MAX_ID
 from carousel.lora import LoraConfig
 from carousel.prompt_tables import PromptTuningConfig
 from carousel.trtllm.generation_request import MAX_UINT64, GenerationRequest

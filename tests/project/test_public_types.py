@@ -25,7 +25,9 @@ from carousel import (
     TokenRangeRetentionConfig,
 )
 from carousel.client.core.embedding import Embedding
-from carousel.client.core.request_builder import Submission, build_request, normalize
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.sampling_forms import normalize
+from carousel.client.core.request.submission import Submission
 from runtime.wire import sampling_params
 from runtime.wire.handle import make_handle
 

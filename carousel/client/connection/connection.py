@@ -34,7 +34,7 @@ from carousel.client.connection.lane import Lane, TokenizerOutbox
 from carousel.client.connection.target import Target, find_target
 from carousel.client.core import ring_state
 from carousel.client.core.mailbox import HandedOver
-from carousel.client.core.request_builder import no_text
+from carousel.client.core.request.request_builder import no_text
 from carousel.client.core.ring_state import (
     RING_TIMEOUT_S,
     Command,

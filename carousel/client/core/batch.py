@@ -13,7 +13,7 @@ from typing import Any
 
 from carousel.client.core.mailbox import Item
 from carousel.client.core.puts import put
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.result import Completion
 from carousel.client.core.session import Session
 from carousel.client.core.state.request_state import RequestState

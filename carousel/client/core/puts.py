@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from carousel.client.core.control import control_result
 from carousel.client.core.mailbox import Mailbox
-from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.client.core.session import Session
 from carousel.lora import PackedWeights, inline_for_wire
 from carousel.prompt_tables import table_for_wire

@@ -21,14 +21,14 @@ import msgspec
 
 from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import HandedOver, Mailbox, Put, TensorPart
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.ring import Ring
 from carousel.client.core.ring_state import Restart
 from carousel.client.core.state.request_state import RequestState
 from carousel.client.core.state.requests_in_flight import RequestsInFlight, pop_all
 from carousel.client.core.stats import StatsOp
 from carousel.client.tracing.request_span import RequestSpan, begin_span
-from carousel.client.tracing.trace_context import trace_for_wire
 from runtime.base.errors import CarouselError, RequestAborted, RequestError
 from runtime.ring.tenants import OWNER
 from runtime.wire.handle import MAX_ATTEMPT, make_handle
@@ -145,7 +145,7 @@ class Session(Generic[M]):
         handle = make_handle(self.connection.client_of(number), number)
         request = build_request(handle, submission)
         if span is not None:
-            request = msgspec.structs.replace(request, trace=trace_for_wire(span.traceparent))
+            request = msgspec.structs.replace(request, trace=span.trace)
         if request.label and not submission.holds_label:
             self._labels.hold(request.tenant, request.label, number)
         with self._sending:

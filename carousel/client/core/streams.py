@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 from carousel.client.core.logprobs import packed_logprobs
 from carousel.client.core.mailbox import Mailbox, deadline_after
 from carousel.client.core.puts import put, put_async
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session
 from carousel.client.core.state.request_state import RequestState

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from carousel.client.tracing.phases import phases_of
-from carousel.client.tracing.trace_context import SAMPLED
+from carousel.client.tracing.trace_context import SAMPLED, trace_for_wire
 from runtime.wire.messages import Finish
 
 TRACER = "carousel"
@@ -25,7 +25,8 @@ class RequestSpan:
     def __init__(self, tracer: Any, span: Any, began_s: float, wall_offset_ns: int) -> None:
         """began_s: on CLOCK_MONOTONIC; wall_offset_ns converts it to time since 1970."""
         context = span.get_span_context()
-        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{SAMPLED:02x}"
+        self.trace = trace_for_wire(f"00-{context.trace_id:032x}-{context.span_id:016x}-{SAMPLED:02x}")
+        """Trace that the request carries."""
         self._tracer = tracer
         self._span = span
         self._began_s = began_s

@@ -16,7 +16,7 @@ from typing import cast
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.client.core.result import respelled
 from carousel.server.answer.departure import run_until_disconnect
 from carousel.server.answer.formats import Format, StreamFormat

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.result import respelled
 from carousel.server.answer.generation import Generation
 from carousel.server.anthropic.message_format import MessagesFormat

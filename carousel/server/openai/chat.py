@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.conversation import conversation
 from carousel.server.answer.generation import Generation
 from carousel.server.guides import asked_guide

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request.submission import RequestOptions
 from carousel.client.core.result import respelled
 from carousel.server.chat.answer import AnswerPlan
 from carousel.server.chat.call_tags import call_tags

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.server.answer.generation import Generation
 from carousel.server.guides import asked_guide
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.embedding import embedding_of, embedding_params
-from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
+from carousel.client.core.request.submission import Prompt, RequestOptions, Submission
 from carousel.client.core.result import Completion
 from carousel.server.answer.generation import Generation
 from carousel.server.openai.embedding_types import (

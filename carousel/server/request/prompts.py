@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
-from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
+from carousel.client.core.request.submission import Prompt, RequestOptions, Submission
 from carousel.client.core.result import respelled
 from carousel.conversation import pack_template_kwargs
 from carousel.server.openai.types import MAX_PROMPTS

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request.submission import RequestOptions
 from carousel.lora import LoRARequest
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from carousel.server.openai.types import GenerationBody, LogitsProcessorBody, RetentionBody

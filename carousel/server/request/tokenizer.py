@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from carousel.client.core.request_builder import Prompt, RequestOptions
+from carousel.client.core.request.submission import Prompt, RequestOptions
 from carousel.conversation import pack_tools
 from carousel.server.spelling.token_table import TokenTables
 from carousel.server.tenancy.fair_threads import FairThreads

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
+from carousel.client.core.request.submission import Prompt, RequestOptions, Submission
 from carousel.client.core.result import respelled
 from carousel.server.answer.generation import Generation
 from carousel.server.guides import asked_guide_of_sampling

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import Prompt, RequestOptions
+from carousel.client.core.request.submission import Prompt, RequestOptions
 from carousel.client.core.result import respelled
 from carousel.conversation import conversation
 from carousel.server.openai.types import MAX_PROMPTS

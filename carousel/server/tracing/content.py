@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.server.tracing.tracing import EndedSequence
 
 MAX_CHARS = 16_384

@@ -20,7 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 
-from carousel.client.core.request_builder import NUMBERS
+from carousel.client.core.request.sampling_forms import NUMBERS
 from carousel.client.tracing.phases import RequestPhase, phases_of
 from carousel.client.tracing.trace_context import SAMPLED
 from carousel.server.admin.metrics import Metrics

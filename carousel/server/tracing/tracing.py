@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from starlette.types import Scope
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.server.tracing.sampling import sampled_traceparent
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import Finish

@@ -28,7 +28,7 @@ from carousel.client.connection import connection as connection_module
 from carousel.client.connection.handover import MAX_BYTES
 from carousel.client.connection.lane import DRAIN_BYTES, Lane
 from carousel.client.core import ring_state
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from runtime.ring.keys import CLIENT, make_keys
 from runtime.wire.format import PROTOCOL_VERSION
 from runtime.wire.handle import client_of, sequence_key

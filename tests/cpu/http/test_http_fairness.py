@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from carousel.client.core.puts import put_async
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.session import Session
 from carousel.server.answer.merged_stream import ENDED_AT_ONCE
 from carousel.server.answer.running_prompts import PROMPTS_AT_ONCE

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.server.request.prompts import check_size
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import unpack_ids

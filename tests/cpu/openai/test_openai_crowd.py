@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.session import Session
 from carousel.server.tenancy.entrance import LEAST_BYTES, TURN_BYTES
 from tests.harness.http.http_front import http_front, raw_request

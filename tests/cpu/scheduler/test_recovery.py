@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from carousel.client.core.mailbox import Mailbox
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.ring_state import RestartedRole
 from carousel.client.core.session import Session
 from carousel.client.core.state.request_state import RequestState

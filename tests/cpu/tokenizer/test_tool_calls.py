@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from carousel.client.core.request_builder import RequestOptions, Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import RequestOptions, Submission
 from runtime.base.errors import InvalidRequest
 from runtime.text.special_text import ShieldedText
 from runtime.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ import pytest
 import requests
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from carousel.client.core.request_builder import Submission
+from carousel.client.core.request.submission import Submission
 from carousel.server.admin.metrics import Metrics
 from carousel.server.tracing import otlp_export
 from carousel.server.tracing.otlp import OtlpTracing

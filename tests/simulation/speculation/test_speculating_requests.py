@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from carousel import ExternalDraftTokensConfig, GenerationRequest, SamplingParams
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import Submission
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import pack_ids, unpack_ids

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import Submission
 from runtime.base.errors import InvalidRequest
 from runtime.wire.handle import make_handle
 from runtime.wire.sampling_params import SamplingParams

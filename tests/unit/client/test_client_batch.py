@@ -14,7 +14,8 @@ import pytest
 from carousel.client.core import batch as batch_module
 from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.mailbox import Put
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import Overloaded
 from runtime.wire.handle import make_handle

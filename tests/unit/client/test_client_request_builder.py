@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.request_builder import (
-    OTHERS_OPTIONS,
-    RequestOptions,
-    Submission,
-    build_request,
-    normalize,
-)
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.sampling_forms import normalize
+from carousel.client.core.request.submission import OTHERS_OPTIONS, RequestOptions, Submission
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_TEMPLATE_VALUES

@@ -10,7 +10,8 @@ import pytest
 
 from carousel.client.core.logprobs import UNKNOWN_ID, TokenLogprob
 from carousel.client.core.mailbox import Mailbox, TensorPart
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.state.request_state import RequestState
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError, RingClosed
 from runtime.wire.format import pack_ids

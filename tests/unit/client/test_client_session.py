@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carousel.client.core.mailbox import Mailbox
-from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.client.core.ring_state import (
     PING_S,
     TICK_S,

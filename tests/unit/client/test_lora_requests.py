@@ -11,12 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from carousel import GenerationRequest, InvalidRequest, LoraConfig, LoRARequest
-from carousel.client.core.request_builder import (
-    RequestOptions,
-    Submission,
-    build_request,
-    options_per_prompt,
-)
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import RequestOptions, Submission, options_per_prompt
 from runtime.wire.handle import make_handle
 from runtime.wire.plan import AdapterRef
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carousel.client.core.request_builder import Submission, build_request, no_text
+from carousel.client.core.request.request_builder import build_request, no_text
+from carousel.client.core.request.submission import Submission
 from carousel.lora import LoRARequest
 from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carousel.client.core.request_builder import RequestOptions, Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.client.tracing.trace_context import format_traceparent, parse_traceparent
 from carousel.server.tracing.sampling import sampled_traceparent
 from runtime.base.errors import InvalidRequest

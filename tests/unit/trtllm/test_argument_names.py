@@ -14,7 +14,7 @@ from carousel import (
     GuidedDecodingParams,
     SamplingParams,
 )
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request.submission import RequestOptions
 from carousel.client.core.result import error_from_info
 from carousel.trtllm.inference_request import ARRAY_NAMES, KNOWN
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from carousel.client.core.mailbox import Mailbox, TensorPart
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request.request_builder import build_request
+from carousel.client.core.request.submission import Submission
 from carousel.client.core.state.request_state import RequestState
 from carousel.client.core.state.sequence_state import SequenceState
 from carousel.trtllm.generation_output import GenerationOutput

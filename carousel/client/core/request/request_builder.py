@@ -1,5 +1,4 @@
-"""Conversion of callers' arguments to GenerateRequest: forms of a prompt, spellings, and checks that name the
-argument.
+"""Conversion of a submission to a GenerateRequest, with checks that name the argument.
 
 Checks that need the model (lengths, vocabulary, chat template) are the tokenizer's. The bounds of the wire
 are checked here, so that a mistake is an error at the call.
@@ -10,39 +9,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
-from operator import attrgetter, is_not
-from typing import Any, TypeAlias, TypedDict, cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from carousel.client.core.request.sampling_forms import normalize, params_for_wire
+from carousel.client.core.request.submission import OTHERS_OPTIONS, Prompt, RequestOptions, Submission
 from carousel.client.tracing.trace_context import trace_for_wire
-from carousel.conversation import Conversation, Tools, pack_template_kwargs, pack_tools, wire_messages
-from carousel.lora import LoraConfig, LoRARequest, adapter_for_wire, inline_for_wire
-from carousel.prompt_tables import PromptAdapterRequest, PromptTuningConfig, table_for_wire
-from carousel.retention import KvCacheRetentionConfig, retention_for_wire
-from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
+from carousel.conversation import Conversation, pack_template_kwargs, pack_tools, wire_messages
+from carousel.lora import adapter_for_wire, inline_for_wire
+from carousel.prompt_tables import table_for_wire
+from carousel.retention import retention_for_wire
+from carousel.structured_outputs import guide_for_wire
 from runtime.base.errors import InvalidRequest
-from runtime.ring.tenants import OWNER
-from runtime.sampling.kinds import Counts, IdKind, Number, Stopping, TextsKind
-from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
+from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import MAX_LABEL_CHARS, MAX_PRIORITY, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, pack_ids
-from runtime.wire.guide import Guide
 from runtime.wire.messages import ChatMessage, GenerateRequest, Task
 from runtime.wire.plan import PROCESSORS, AdapterRef, ProcessorCall, ProcessorCalls, check_calls
-from runtime.wire.sampling_params import WITHOUT_BEAMS, SamplingParams, drawn_seed
-
-TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Prompt: TypeAlias = str | TokenIds | Conversation
-"""Prompt as text, token ids, or chat messages as {"role": ..., "content": ...}; of earlier turns also
-`tool_calls`, `tool_call_id` and `reasoning_content`, for templates that show them. Content is a text or a
-list of parts, {"type": "text", "text": ...}, each of which becomes lines of its own.
-"""
-Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, Any]]]
-"""Several prompts of one form, as types that a type checker can distinguish from a single prompt."""
 
 MAX_ID = (1 << 31) - 1
 MAX_TIME_LIMIT_S = 2_000_000
@@ -51,18 +35,6 @@ MAX_ARRIVAL_TIME = 100_000_000_000
 """Latest arrival time in seconds since 1970, in the year 5138. A later one was probably meant in
 milliseconds.
 """
-REWRITTEN = tuple(
-    p
-    for p in PARAMETERS
-    if isinstance(p.kind, IdKind | TextsKind | Counts | Stopping)
-    or (isinstance(p.kind, Number) and p.nullable)
-)
-"""Parameters that callers may write in several forms."""
-_REWRITTEN = tuple((p.name, p.kind.accept) for p in REWRITTEN)
-_rewritten_of = attrgetter(*[p.name for p in REWRITTEN])
-_DEFAULTS = _rewritten_of(SamplingParams())
-NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number) and not p.nullable)
-_numbers_of = attrgetter(*[p.name for p in NUMBERS])
 _FIELD_NAMES = {"text": "prompt", "processors": PROCESSORS}
 """Names under which callers know a request's fields, where they differ."""
 _STRUCT_NAMES = {
@@ -71,147 +43,6 @@ _STRUCT_NAMES = {
     "prompt_table": "prompt_adapter_request",
 }
 """Arguments from which the structs of a request are made. Callers do not know the structs' own fields."""
-
-
-class EmbedOptions(TypedDict, total=False):
-    """Keyword arguments of every embedding call."""
-
-    priority: int
-    """Priority from -1000 to 1000; higher is served first."""
-    cache_salt: str
-    """Text that separates prefixes: requests with different salts never share cached ones."""
-    label: str
-    """The caller's own id, returned in the completion. Refused while another request of this client has it.
-    """
-    add_special_tokens: bool
-    """True to let the tokenizer add its begin-of-text token to a text prompt."""
-    time_limit: float | None
-    """Seconds that the server may take. The request then ends with the output so far and finish_reason
-    "timeout".
-    """
-    arrival_time: float | None
-    """Time at which the caller asked, in seconds since 1970, for the server's statistics; default: now."""
-
-
-class RequestOptions(EmbedOptions, total=False):
-    """Keyword arguments of every generating call."""
-
-    add_generation_prompt: bool | None
-    """True to end a conversation's prompt with the header of the assistant's turn. This is the default unless
-    its last message is to be continued.
-    """
-    continue_final_message: bool
-    """True if the last message of a conversation is the beginning of the answer."""
-    chat_template_kwargs: Mapping[str, Any] | None
-    """Further variables of a conversation's chat template, JSON-like."""
-    tools: Tools | None
-    """Definitions of tools that the chat template of a conversation shows, a list or its JSON."""
-    task: Task
-    """Task of the request; set by the embedding calls."""
-    kv_cache_retention_config: KvCacheRetentionConfig | None
-    """Wish for how firmly and how long the server keeps the KV cache for requests with the same beginning."""
-    structured_outputs: StructuredOutputsParams | GuidedDecodingParams | Guide | None
-    """Form that the output must have."""
-    draft_token_ids: TokenIds | None
-    """Guesses at the beginning of the output, at most 64. Right ones are produced together in one step."""
-    prediction: str
-    """Text that the output may resemble. With speculation, the server looks for guesses in it first."""
-    traceparent: str | None
-    """Trace context of the caller's span (W3C). If it is sampled, each sequence ends with its `trace_stamps`.
-    """
-    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
-    """Adapter of the request; None: the base model. For several prompts also a sequence with one for each."""
-    lora_config: LoraConfig | None
-    """Adapter without a directory. Its weights come with the first request that names it."""
-    prompt_adapter_request: PromptAdapterRequest | None
-    """Prompt adapter, whose virtual tokens come before the prompt."""
-    prompt_tuning_config: PromptTuningConfig | None
-    """Virtual tokens that come with the request. The prompt's ids say where they are."""
-    logits_processors: Sequence[Mapping[str, Any]] | None
-    """Logits processors of the launch, in the order of their calls, each as {"name": ..., "args": {...}}."""
-
-
-OTHERS_OPTIONS = frozenset(("disaggregated_params", "scheduling_params", "tokenization_kwargs"))
-"""Arguments of generate in vLLM and TensorRT-LLM that ask for nothing if they are None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A request as its caller wrote it. `build_request` checks it."""
-
-    prompt: Prompt
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stream: bool = False
-    options: RequestOptions = field(default_factory=RequestOptions)
-    tenant: str = OWNER
-    """Name of the tenant whose request it is."""
-    is_cumulative: bool = False
-    """True if the caller takes from a stream all output so far, instead of new output only."""
-    holds_label: bool = False
-    """True if the caller itself holds the label in the session's book, longer than the request takes."""
-
-    @property
-    def label(self) -> str:
-        label = self.options.get("label")
-        return "" if label is None else label
-
-    @property
-    def num_sequences(self) -> int:
-        """Number of sequences that are generated, including those that `best_of` does not choose; 1 if the
-        parameters are invalid.
-        """
-        sampling = self.sampling
-        wanted: Any = sampling.n if sampling.use_beam_search else sampling.best_of or sampling.n
-        return wanted if isinstance(wanted, int) else 1
-
-
-def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Return True for one prompt in any form, False for a sequence of prompts."""
-    if isinstance(prompts, np.ndarray):
-        return prompts.ndim == 1
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
-        return True  # anything that is no prompt is refused as one prompt
-    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping)
-
-
-def one_per_prompt(
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> Sequence[SamplingParams]:
-    """Return sampling parameters for each prompt, from one for all or a sequence. Raises InvalidRequest if it
-    is neither, or its length differs from the number of prompts.
-    """
-    if sampling_params is None:
-        sampling_params = SamplingParams()
-    if isinstance(sampling_params, SamplingParams):
-        return [sampling_params] * num_prompts
-    several = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params]
-    for each in several:
-        if not isinstance(each, SamplingParams):
-            raise InvalidRequest(
-                f"sampling_params must be SamplingParams or several, got {type(each).__name__}",
-                param="sampling_params",
-            )
-    if len(sampling_params) != num_prompts:
-        raise InvalidRequest(
-            f"sampling_params: {len(sampling_params)} for {num_prompts} prompts; give one, or one for each",
-            param="sampling_params",
-        )
-    return sampling_params
-
-
-def options_per_prompt(options: RequestOptions, num_prompts: int) -> Sequence[RequestOptions]:
-    """Return options for each prompt; `lora_request` may be one adapter for all or a sequence. Raises
-    InvalidRequest if its length differs from the number of prompts.
-    """
-    adapters = options.get("lora_request")
-    if not isinstance(adapters, Sequence) or isinstance(adapters, str | bytes):
-        return [options] * num_prompts  # anything that is no adapter is refused as one adapter
-    if len(adapters) != num_prompts:
-        raise InvalidRequest(
-            f"lora_request: {len(adapters)} for {num_prompts} prompts; give one, or one for each",
-            param="lora_request",
-        )
-    return [RequestOptions({**options, "lora_request": adapter}) for adapter in adapters]
 
 
 def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
@@ -242,7 +73,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     add_generation_prompt = _ends_with_header(options.get("add_generation_prompt"), continues)
     return GenerateRequest(
         handle,
-        _for_wire(sampling, submission),
+        params_for_wire(sampling, submission),
         text,
         input_ids,
         messages,
@@ -378,66 +209,6 @@ def _fields_with(text: str, value: Any) -> Iterator[str]:
                     if each == text:
                         yield f"{known}[{number}]"
                     yield from (f"{known}[{number}].{inner}" for inner in _fields_with(text, each))
-
-
-def normalize(sampling: SamplingParams) -> SamplingParams:
-    """Accept one stop string, lists, and a logit_bias mapping; draw a seed; check. Raises InvalidRequest."""
-    if not isinstance(sampling, SamplingParams):
-        raise InvalidRequest(
-            f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
-        )
-    values = _rewritten_of(sampling)
-    # Most are the default: None, or the one empty tuple.
-    given = compress(zip(_REWRITTEN, values, strict=True), map(is_not, values, _DEFAULTS))
-    changes = {name: accept(name, value) for (name, accept), value in given}
-    numbers = _numbers_of(sampling)
-    if set(map(type, numbers)) != {float}:  # in most requests all are floats
-        changes |= {p.name: p.kind.accept(p.name, each) for p, each in zip(NUMBERS, numbers, strict=True)}
-    seed = sampling.seed
-    if seed is None or seed == -1:
-        changes["seed"] = drawn_seed()
-    elif isinstance(seed, int) and not isinstance(seed, bool) and -SEEDS <= seed < 2 * SEEDS:
-        changes["seed"] = seed % SEEDS
-    sampling = msgspec.structs.replace(sampling, **changes)
-    sampling.validate()
-    return sampling
-
-
-def _for_wire(sampling: SamplingParams, submission: Submission) -> SamplingParams:
-    """Return the parameters with `best_of` as the number of sequences, and with logprobs to choose by; for a
-    beam search as its width.
-    """
-    if sampling.use_beam_search:
-        return _with_beams(sampling, submission)
-    best_of = sampling.best_of
-    if best_of is None:
-        return sampling
-    if best_of == sampling.n:
-        return msgspec.structs.replace(sampling, best_of=None)
-    if submission.stream:
-        raise InvalidRequest(
-            f"best_of: the best {sampling.n} of {best_of} are known at the end only; "
-            "do not stream, or leave best_of out",
-            param="best_of",
-        )
-    logprobs = 0 if sampling.logprobs is None else sampling.logprobs
-    return msgspec.structs.replace(sampling, n=best_of, best_of=None, logprobs=logprobs)
-
-
-def _with_beams(sampling: SamplingParams, submission: Submission) -> SamplingParams:
-    """Return the parameters of a beam search. A search of width 1 is not one."""
-    most = max(sampling.beam_width_array, default=0)
-    width = sampling.beam_width or most or sampling.best_of or sampling.n
-    if width == 1:
-        neutral = {name: values[0] for name, values in WITHOUT_BEAMS}
-        sampling = msgspec.structs.replace(sampling, use_beam_search=False, **neutral)
-    elif submission.stream and not submission.is_cumulative:
-        raise InvalidRequest(
-            "stream: which hypotheses of a beam search win is known at its end only, so nothing is new for "
-            "good before; do not stream, or await an executor's responses, which have all ids each time",
-            param="stream",
-        )
-    return msgspec.structs.replace(sampling, beam_width=width, best_of=None, temperature=0.0)
 
 
 def _priority(value: object) -> int:
