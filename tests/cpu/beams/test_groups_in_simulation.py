@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -293,7 +294,7 @@ MUTANTS = [
 def first_to_notice(planted: Mutant) -> int | None:
     """Return the seed whose run notices it; None: none does."""
     with in_force(planted):
-        for seed in (*range(planted.seed, MOST_SEEDS), *range(planted.seed)):
+        for seed in chain(range(planted.seed, MOST_SEEDS), range(planted.seed)):
             try:
                 group_simulation.run(seed, **planted.changes)
             except Exception:
