@@ -70,6 +70,8 @@ class ConnectedClient:
     """Handles of its live sequences."""
     outgoing: list[Outgoing] = field(default_factory=list)
     """Streams with new output for the client, each once."""
+    num_ended_bytes: int = 0
+    """Number of bytes of prompts' logprobs in `outgoing`, of sequences that have ended."""
     replies: deque[ControlReply] = field(default_factory=deque)
 
     @property
@@ -122,6 +124,12 @@ class Clients:
 
     def get(self, client_id: int) -> ConnectedClient | None:
         return self._by_id.get(client_id)
+
+    def part_of(self, client: ConnectedClient, amount: int) -> int:
+        """Return a client's equal part of an amount that is for all clients of its tenant. Clients of the
+        owner have all of it.
+        """
+        return amount if client.tenant == OWNER else amount // max(1, self._num_of[client.tenant])
 
     def take_gone(self) -> list[ConnectedClient]:
         """Return the clients that have gone since the last call. They are no longer in the table."""
@@ -192,6 +200,7 @@ class Clients:
         if num_sent:
             client.blocked_since = None if num_sent == len(items) else now
         for item in items[:num_sent]:
+            client.num_ended_bytes -= item.num_ended_bytes
             item.mark_sent()
             item.is_queued = False
         del items[:num_sent]

@@ -329,6 +329,7 @@ class DetokenizerLoop:
             self._timelines.add(live.stream.label, closed.handle, live.stream.finish)
         if closed.reason in CAME_TO_AN_END:
             self._in_hand.finish(live.place)
+        live.client.num_ended_bytes += live.stream.num_ended_bytes
         self._outputs.put(live.client, live.stream)
 
     def _refuse(self, failed: RequestFailed) -> None:

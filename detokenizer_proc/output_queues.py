@@ -77,10 +77,11 @@ class OutputQueues:
 
     def too_large(self, client: ConnectedClient, prompt_bytes: Mapping[bytes, int]) -> list[bytes]:
         """Return the handles of the sequences whose raw frames or prompt logprobs wait for a client, if these
-        are too many bytes. prompt_bytes: size of the waiting prompt logprobs of each of its sequences.
+        are too many bytes. Clients of a tenant have equal parts of what a client of the owner may leave
+        unread. prompt_bytes: size of the waiting prompt logprobs of each of its live sequences.
         """
-        num_bytes = sum(prompt_bytes.values()) + self._tensors.num_bytes(client)
-        if num_bytes <= MAX_UNREAD_BYTES:
+        num_bytes = sum(prompt_bytes.values()) + client.num_ended_bytes + self._tensors.num_bytes(client)
+        if num_bytes <= self._clients.part_of(client, MAX_UNREAD_BYTES):
             return []
         of_tensors = self._tensors.handles(client)
         handles = [handle for handle, size in prompt_bytes.items() if size or handle in of_tensors]

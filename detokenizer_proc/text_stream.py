@@ -30,6 +30,10 @@ class Outgoing(Protocol):
     is_queued: bool
     """True if it is in the queue already."""
 
+    @property
+    def num_ended_bytes(self) -> int:
+        """Number of bytes of its prompt's logprobs that are still to be sent, once it has ended."""
+
     def output(self) -> SequenceOutput:
         """Return everything that has not been sent. Changes nothing."""
 
@@ -122,6 +126,11 @@ class TextStream:
     def num_prompt_bytes(self) -> int:
         """Number of bytes of the prompt's logprobs that are still to be sent."""
         return 0 if self._prompt is None else self._prompt.num_bytes
+
+    @property
+    def num_ended_bytes(self) -> int:
+        """Number of bytes of its prompt's logprobs that are still to be sent, once it has ended."""
+        return 0 if self.finish is None else self.num_prompt_bytes
 
     @property
     def num_missing_chars(self) -> int:
@@ -293,6 +302,10 @@ class Refusal:
     def __init__(self, handle: bytes, error: ErrorInfo) -> None:
         self.is_queued = False
         self._output = SequenceOutput(handle, finish=Finish("error", Usage(0, 0), error=error))
+
+    @property
+    def num_ended_bytes(self) -> int:
+        return 0
 
     def output(self) -> SequenceOutput:
         return self._output

@@ -99,6 +99,45 @@ def test_of_a_client_that_does_not_read_only_so_many_prompt_s_logprobs_are_kept(
     assert ring.token_ids(plain) == [70, 71]
 
 
+def test_a_prompt_s_logprobs_of_sequences_that_have_ended_count_until_they_are_read(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queues, "MAX_UNREAD_BYTES", 100)
+
+    def ask(seq: int) -> bytes:
+        handle = ring.open(ring.handle(seq))
+        record = TokenLogprobs(handle, bytes(80))
+        ring.step((handle, 70), prompt_logprobs=(record,), closed=(Closed(handle, "length"),))
+        return handle
+
+    ring.peers.full.add(b"peer")
+    handles = [ask(0), ask(1), ask(2)]
+    ring.peers.full.clear()
+    ring.turn()
+    assert [ring.terminal(handle).reason for handle in handles] == ["length", "error", "error"]
+    ring.peers.full.add(b"peer")
+    assert [ask(3), ask(4)]
+    ring.peers.full.clear()
+    ring.turn()
+    assert [ring.terminal(ring.handle(seq)).reason for seq in (3, 4)] == ["length", "error"]
+
+
+def test_clients_of_one_tenant_have_together_what_a_client_may_leave_unread(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_queues, "MAX_UNREAD_BYTES", 100)
+    peers = {b"one": "alice", b"two": "alice", b"three": "bob"}
+    ring.peers.tenants |= peers
+    handles = {peer: make_handle(ring.connect(peer), 0) for peer in peers}
+    ring.peers.full |= peers.keys()
+    for handle in handles.values():
+        ring.open(handle)
+    ring.step(*((handle, 70) for handle in handles.values()))
+    ring.step(prompt_logprobs=tuple(TokenLogprobs(handle, bytes(80)) for handle in handles.values()))
+    aborted = [handle for abort in ring.scheduler.drain() for handle in abort.handles]
+    assert sorted(aborted) == sorted((handles[b"one"], handles[b"two"]))
+
+
 def test_a_client_that_reads_may_have_any_number_of_prompt_s_logprobs(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
