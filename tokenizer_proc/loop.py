@@ -267,6 +267,8 @@ class TokenizerLoop:
             raise
 
     def _begin(self, request: GenerateRequest, suspect: bytes) -> None:
+        if not self._tenant_named(request.tenant).may("user"):
+            raise Forbidden("this key may not generate")
         field = self._validator.check_request(request)
         is_new = self._admission.is_new(request)
         if is_new:

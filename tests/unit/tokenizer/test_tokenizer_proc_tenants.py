@@ -417,6 +417,22 @@ def test_what_may_be_asked_of_the_ring_depends_on_the_role(
     ]
 
 
+def test_a_key_for_metrics_generates_nothing(demo: Tokenizer) -> None:
+    """Over HTTP its role keeps it from asking. Over TCP it was served."""
+    ring = Ring(demo)
+    ring.tenants = Tenants((Tenant("alice", "metrics"), Tenant("bob", "user")))
+    again = with_attempt(make_handle(ALICE, 1), 1)
+    ring.send(
+        ask("alice", 0), GenerateRequest(again, SamplingParams(seed=1), "x", tenant="alice"), ask("bob", 2)
+    )
+    while ring.loop.turn():
+        pass
+    assert passed(ring) == [("bob", 2)]
+    assert [(each.error.status, each.error.code) for each in ring.refusals()] == [
+        (403, "permission_denied")
+    ] * 2
+
+
 @pytest.mark.parametrize("op", ["server_info", "pause_generation"])
 def test_a_piece_of_an_adapter_comes_with_no_other_call(demo: Tokenizer, tmp_path: Path, op: Any) -> None:
     """The scheduler refused such a call, so the weights stayed on disk and counted for nobody."""
