@@ -39,25 +39,32 @@ MANY_MODULES = 100
 """Modules that a test has imported whose objects are worth freezing. LiteLLM makes 0.4 million, over which
 each full collection of all later tests went.
 """
-_num_modules = 0
-"""Modules there were when all was last frozen."""
+_num_modules = _num_frozen = 0
+"""Modules and frozen objects there were when all was last frozen."""
+_file = ""
+"""File of the test that is run."""
 
 
 def pytest_collection_finish() -> None:
     _freeze()
 
 
-def pytest_runtest_logfinish() -> None:
-    if len(sys.modules) > _num_modules + MANY_MODULES:
+def pytest_runtest_logstart(nodeid: str) -> None:
+    global _file
+    before, _file = _file, nodeid.partition("::")[0]
+    # Some tests have all unfrozen.
+    if len(sys.modules) > _num_modules + MANY_MODULES or (
+        _file != before and gc.get_freeze_count() < _num_frozen // 2
+    ):
         _freeze()
 
 
 def _freeze() -> None:
     """Freeze what is there now, which stays to the end: the garbage collector need not walk over it again."""
-    global _num_modules
+    global _num_modules, _num_frozen
     gc.collect()
     gc.freeze()
-    _num_modules = len(sys.modules)
+    _num_modules, _num_frozen = len(sys.modules), gc.get_freeze_count()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
