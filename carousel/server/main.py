@@ -118,6 +118,7 @@ async def serve(context: ProcessContext, *, watches_garbage: bool = False) -> No
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)
     state = ServerState(client, config, sampling, context.status, metrics, tenants)
     state.adapters = AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
+    state.tokenizer.prepared = context.endpoints.tokenizer_file
     state.vocab_size = checkpoint.vocab_size
     if config.additional_outputs:
         state.output_width = read_decoder_keys(config_file(Path(config.model)), config.hf_overrides)[

@@ -16,7 +16,7 @@ from carousel.server.admin.siblings import Siblings
 from carousel.server.admin.snapshot import SharedSnapshot
 from carousel.server.answer.quiet_streams import QuietStreams
 from carousel.server.http.body_pace import BodyPace
-from carousel.server.http.body_pool import BodyPool
+from carousel.server.http.body_pool import KEEPING, KEPT_BYTES, BodyPool
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests
@@ -93,6 +93,9 @@ class ServerState:
     long_answers: FairThreads = field(init=False)
     """Thread that formats long answers. Their cost is their number of bytes."""
     bodies: BodyPool = field(init=False)
+    """Room for the large bodies that are read."""
+    kept_prompts: BodyPool = field(init=False)
+    """Room for the large bodies whose requests are in progress."""
     body_pace: BodyPace = field(init=False)
     places: Places = field(init=False)
     vectors: VectorRoom = field(init=False)
@@ -119,6 +122,7 @@ class ServerState:
             queue=("long answers", "the thread that formats them"),
         )
         self.bodies = BodyPool(self._has_several_tenants)
+        self.kept_prompts = BodyPool(self._has_several_tenants, size=KEPT_BYTES, use=KEEPING)
         self.body_pace = BodyPace(lambda: self.bodies.num_bodies)
         self.vectors = VectorRoom(self._has_several_tenants)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)

@@ -40,6 +40,10 @@ class PromptEncoder(Protocol):
     ) -> tuple[IntArray, int]:
         """Return the last num_last ids of a text, or all if there are fewer, int32, and the number of all."""
 
+    @property
+    def encodes_in_parts(self) -> bool:
+        """True if a long text is encoded in parts, so that this takes little memory beside the text."""
+
     def max_token_chars(self) -> int | None:
         """Return the most characters of text that one token stands for; None if there is no bound. Slow: call
         once.

@@ -34,6 +34,10 @@ class NoTokenizer:
     def encode_end(self, text: str, num_last: int, *, add_special_tokens: bool = True) -> NoReturn:
         raise needs_tokenizer("prompt")
 
+    @property
+    def encodes_in_parts(self) -> bool:
+        return False
+
     def max_token_chars(self) -> None:
         return None
 

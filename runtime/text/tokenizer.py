@@ -169,10 +169,11 @@ class Tokenizer:
         return encoding, _array_of(encoding.ids)
 
     def _is_long(self, text: str) -> bool:
-        return len(text) > MAX_WHOLE_CHARS and self._has_short_rules
+        return len(text) > MAX_WHOLE_CHARS and self.encodes_in_parts
 
     @cached_property
-    def _has_short_rules(self) -> bool:
+    def encodes_in_parts(self) -> bool:
+        """True if a long text is encoded in parts, so that this takes little memory beside the text."""
         return has_short_rules(self._backend)
 
     @cached_property

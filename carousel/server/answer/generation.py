@@ -68,7 +68,7 @@ class Generation(Response):
         sent.
         """
         server, received_s = self._server, scope["state"]["received_s"]
-        prompts = self._prompts = RunningPrompts(server, tenant_of(scope), self._submissions, received_s)
+        prompts = self._prompts = RunningPrompts(server, tenant_of(scope), self._submissions, scope["state"])
         # Not with a name here: only a trace with content keeps the prompts.
         self._trace = server.begin_trace(
             TracedRequest(scope, self._submissions, received_s, server.config.model_names[0])
@@ -138,6 +138,7 @@ class Generation(Response):
         at_once = min(len(self._submissions), max(1, most_at_once // prompts.num_sequences))
         with ExitStack() as stack:
             places = stack.enter_context(self._hold(at_once))
+            self._submissions = await prompts.cut()
             vectors: RoomForVectors | None = None
             if prompts.are_embedded:
                 vectors = stack.enter_context(self._server.vectors.held(prompts.tenant.name))
@@ -161,6 +162,7 @@ class Generation(Response):
     async def _stream(self, writer: AnswerWriter, answer: StreamFormat) -> None:
         try:
             with self._hold(len(self._submissions)) as places:
+                self._submissions = await self._prompts.cut()
                 await write_events(self._prompts, places, writer, answer)
             last = answer.last_events() + answer.done
         except Exception as error:

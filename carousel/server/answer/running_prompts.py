@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from carousel.client.core.request.submission import Submission
 from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
+from carousel.server.request.cut_prompts import cut_prompts
+from carousel.server.request.held_body import STATE, HeldBody
 from carousel.server.request.tokenizer import num_chars
 from carousel.server.server_state import ServerState
 from carousel.server.tracing.tracing import EndedSequence
@@ -26,10 +29,14 @@ class RunningPrompts:
     """Prompts of a request by number: what is sent for each, its stream, and whether it was aborted."""
 
     def __init__(
-        self, server: ServerState, tenant: Tenant, submissions: Sequence[Submission], received_s: float
+        self,
+        server: ServerState,
+        tenant: Tenant,
+        submissions: Sequence[Submission],
+        state: Mapping[str, Any],
     ) -> None:
-        """`submissions` has one request for each prompt, alike except for prompt and label. `received_s` is
-        the time at which the HTTP request came.
+        """`submissions` has one request for each prompt, alike except for prompt and label. `state` is that
+        of the HTTP request's scope, with the time at which it came and what it holds for its body.
         """
         self.server = server
         self.tenant = tenant
@@ -38,15 +45,17 @@ class RunningPrompts:
         """Requests of the prompts, without the prompt once its stream is open, which keeps it for itself."""
         self.num_sequences = submissions[0].num_sequences
         """Number of sequences of each prompt, including those that best_of does not select."""
-        self.num_chars = sum(num_chars(submission.prompt) for submission in submissions)
-        """Number of characters, or ids, of all prompts."""
+        self._body: HeldBody = state[STATE]
+        is_cut = self._body.has_turn
+        self.num_chars = 0 if is_cut else sum(num_chars(submission.prompt) for submission in submissions)
+        """Number of characters, or ids, of all prompts; 0 if they are to be cut, which leaves few."""
         sampling = submissions[0].sampling
         self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         self.streams: dict[int, AsyncResultStream] = {}
         """Streams of the prompts that have begun."""
         self.aborted: set[int] = set()
         """Prompts whose answers were aborted."""
-        self._received_s = received_s
+        self._received_s: float = state["received_s"]
 
     @property
     def are_embedded(self) -> bool:
@@ -65,11 +74,24 @@ class RunningPrompts:
             or sampling.additional_outputs
         )
 
+    async def cut(self) -> list[Submission]:
+        """Cut long prompts that are to be truncated, so that all but their last ids can go. Returns the
+        requests. They are held by the caller, and may be aborted meanwhile.
+        """
+        if self._body.has_turn:
+            self.submissions, num_bytes = await cut_prompts(
+                self.server, self.submissions, self.tenant.name, self._body.asked_s
+            )
+            self._body.end_turn(num_bytes)
+        return self.submissions
+
     def open(self, number: int) -> AsyncResultStream:
         """Return the stream of a prompt, which is sent when the stream is first read."""
         submission = self.submissions[number]
         stream = self.streams[number] = self.client.open(submission)
         self.submissions[number] = replace(submission, prompt="")
+        if number in self.aborted:  # before it was sent
+            self._end_early(number)
         return stream
 
     def timer(self) -> RequestTimer:

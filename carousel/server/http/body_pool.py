@@ -1,21 +1,43 @@
-"""BodyPool: limits the bytes of large request bodies that an HTTP process holds at a time."""
+"""BodyPool: limits the bytes of large request bodies that an HTTP process holds at a time: of those that it
+reads, and of those whose prompts it keeps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from carousel.server.tenancy.shares import Shares
 from runtime.base.errors import Overloaded, RateLimited
 
 MAX_BODY_BYTES = 8 << 20
 POOL_BYTES = 64 << 20
+"""Bytes of all large bodies that are read."""
+KEPT_BYTES = 1 << 30
+"""Bytes of all large bodies whose requests are in progress: as many as their prompts take at most, which are
+kept so that they can be sent again.
+"""
 SMALL_BYTES = 64 << 10
 """Size up to which a body does not count."""
 WAIT_S = 10.0
 """Longest time in total that one body waits for room."""
 MAX_WAITING = 128
 """Maximum number of waiting bodies, each with the bytes already read: up to 320 KB."""
+
+
+class PoolUse(NamedTuple):
+    """Use of the room in a pool, for its errors."""
+
+    bodies: str
+    """Name of the bodies that have the room."""
+    end: str
+    """Event after which there is room again."""
+    code: str
+
+
+READING = PoolUse("large bodies that are being read", "some have been read", "bodies_overloaded")
+KEEPING = PoolUse("long prompts in progress", "some have been answered", "prompts_overloaded")
 
 
 class BodyPool:
@@ -36,10 +58,13 @@ class BodyPool:
         *,
         largest: int = MAX_BODY_BYTES,
         size: int = POOL_BYTES,
+        use: PoolUse = READING,
     ) -> None:
         """`is_divided` returns True if there are several tenants. `largest` is the limit in bytes for one
         body, and `size`, which is not less, that for all together.
         """
+        self._use = use
+        self._size = size
         self._bytes = Shares(size - largest, is_divided)
         self._waiting = Shares(MAX_WAITING, is_divided)
         self._shares: dict[BodyShare, None] = {}
@@ -68,7 +93,7 @@ class BodyPool:
         has_others = self._bytes.of(tenant) > share.held
         is_own_doing = has_others and not self._bytes.may_have(tenant, num_bytes)
         if not (waiting.has_room(1) and waiting.may_have(tenant, 1)):
-            raise _refusal(is_own_doing=is_own_doing)
+            raise self._refusal(is_own_doing=is_own_doing)
         loop = asyncio.get_running_loop()
         share.wanted = num_bytes
         share.waiter = loop.create_future()
@@ -78,7 +103,7 @@ class BodyPool:
             async with asyncio.timeout(WAIT_S - share.waited_s):
                 await share.waiter
         except TimeoutError:
-            raise _refusal(is_own_doing=is_own_doing) from None
+            raise self._refusal(is_own_doing=is_own_doing) from None
         finally:
             waiting.give_back(tenant, 1)
             share.waiter = None
@@ -94,12 +119,15 @@ class BodyPool:
         self._bytes.take(share.tenant, num_bytes)
         share.held += num_bytes
 
-    def _release(self, share: BodyShare) -> None:
+    def _shrink(self, share: BodyShare, num_bytes: int) -> None:
         if share not in self._shares:
             return
-        del self._shares[share]
-        self._bytes.give_back(share.tenant, share.held)
-        share.held = 0
+        if not num_bytes:
+            del self._shares[share]
+        self._bytes.give_back(share.tenant, share.held - num_bytes)
+        share.held = num_bytes
+        if not self._waiting.total:
+            return
         for each in self._shares:
             if each.waiter is None or each.waiter.done():
                 continue
@@ -108,6 +136,22 @@ class BodyPool:
                 each.waiter.set_result(None)
             elif self._bytes.may_have(each.tenant, each.wanted):
                 break  # a later body must not take the bytes that it waits for
+
+    def _refusal(self, *, is_own_doing: bool) -> Overloaded:
+        """Return the error for a body that gets no room. `is_own_doing` is True if other bodies of its tenant
+        have the room.
+        """
+        bodies, end, code = self._use
+        if is_own_doing:
+            return RateLimited(
+                f"the {bodies} of this API key are its share of this server; try again when {end}",
+                retry_after_s=WAIT_S / 2,
+            )
+        return Overloaded(
+            f"the {bodies} take all of their {self._size >> 20} MiB; try again later",
+            code=code,
+            retry_after_s=WAIT_S / 2,
+        )
 
 
 class BodyShare:
@@ -127,23 +171,10 @@ class BodyShare:
         if num_bytes > max(self.held, SMALL_BYTES):
             await self._pool._grow(self, num_bytes - self.held)
 
+    def shrink_to(self, num_bytes: int) -> None:
+        """Give back all bytes but so many."""
+        self._pool._shrink(self, min(num_bytes, self.held))
+
     def release(self) -> None:
         """Give all bytes back."""
-        self._pool._release(self)
-
-
-def _refusal(*, is_own_doing: bool) -> Overloaded:
-    """Return the error for a body that gets no room. `is_own_doing` is True if other bodies of its tenant
-    have the room.
-    """
-    if is_own_doing:
-        return RateLimited(
-            "the large bodies of this API key that are being read are its share of this server; try again "
-            "when some have been read",
-            retry_after_s=WAIT_S / 2,
-        )
-    return Overloaded(
-        f"the large bodies that are being read take all of their {POOL_BYTES >> 20} MiB; try again later",
-        code="bodies_overloaded",
-        retry_after_s=WAIT_S / 2,
-    )
+        self._pool._shrink(self, 0)

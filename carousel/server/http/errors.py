@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from carousel.server.request.held_body import release_body
 from runtime.base.errors import CarouselError, Overloaded, RequestError, RingClosed
 
 logger = logging.getLogger(__name__)
@@ -208,6 +209,7 @@ def _not_found(path: str, error: RequestError) -> RequestError:
 
 async def handle_error(request: Request, error: Exception) -> Response:
     """Answer a request with an error: the application's exception handler."""
+    release_body(request.scope["state"])  # nobody waits for it until the caller has read the error
     told = as_request_error(error)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.NOT_FOUND:
         told = _not_found(request.scope["path"], told)

@@ -1,6 +1,7 @@
 """RequestIdMiddleware: gives every request an id, the sender's or a new one, which every answer carries.
 
-Answers also carry other headers that were set while the request was read.
+Answers also carry other headers that were set while the request was read. What its body holds is released
+when it ends.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carousel.server.http.errors import error_response, is_anthropic
+from carousel.server.request.held_body import release_body
 from carousel.server.tracing.sampling import traceparent_of
 from runtime.base.console import log_context
 from runtime.base.errors import InvalidRequest
@@ -52,7 +54,10 @@ class RequestIdMiddleware:
                 message = {**message, "headers": [*message["headers"], (HEADER, request_id), *further]}
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            release_body(scope["state"])
 
 
 def _for_log(request_id: str, headers: list[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -69,7 +69,9 @@ class EmbeddingFormat:
     is_parsed = False
 
     def __init__(self, body: EmbeddingBody, model: str) -> None:
-        self._body = body
+        # Not the body, which has the inputs.
+        self._num_dimensions = body.dimensions
+        self._is_base64 = body.encoding_format == "base64"
         self._model = model
 
     def pieces(self, completions: Sequence[Completion]) -> Iterator[bytes]:
@@ -87,7 +89,7 @@ class EmbeddingFormat:
             yield encode(EmbeddingItem(index, self._spelled(embedding_of(completion).vector)))
 
     def _check(self, vector: FloatArray) -> None:
-        wanted = self._body.dimensions
+        wanted = self._num_dimensions
         if wanted is not None and wanted > len(vector):
             raise InvalidRequest(
                 f"dimensions: {wanted} were asked for, the model's vectors have {len(vector)}",
@@ -95,9 +97,9 @@ class EmbeddingFormat:
             )
 
     def _spelled(self, vector: FloatArray) -> list[float] | str:
-        if self._body.dimensions is not None:
-            vector = shortened(vector, self._body.dimensions)
-        if self._body.encoding_format == "base64":
+        if self._num_dimensions is not None:
+            vector = shortened(vector, self._num_dimensions)
+        if self._is_base64:
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
         numbers: list[float] = vector.tolist()
         return numbers

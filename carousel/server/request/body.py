@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
-from carousel.server.request.decode import decode_body
+from carousel.server.request.decode import decode_body, is_truncated
+from carousel.server.request.held_body import STATE, HeldBody
 from carousel.server.request.large_fields import PromptLimits
 from carousel.server.request.large_json import BodyBytes, Wait
 from carousel.server.request.unknown_fields import FieldFilter
@@ -36,31 +38,45 @@ async def read_body(request: Request, kind: type[T]) -> T:
     """
     server: ServerState = request.app.state.server
     tenant = tenant_of(request.scope).name
-    share = server.bodies.share(tenant)
+    held = HeldBody(server.bodies, server.kept_prompts, tenant)
+    # It is released at the end of the request, however that comes.
+    request.scope["state"][STATE] = held
     try:
-        data = await _read_bytes(request, share)
-        return await _decoded(request, data, kind)
+        data = await _read_bytes(request, held.reading)
+        await held.kept.grow_to(len(data))
+        return await _decoded(request, data, kind, held)
     except RequestError:
+        held.release()
         # Many bodies are refused together, after the same wait; the refusals take turns.
         await server.entrance.enter(0, tenant)
         raise
     finally:
-        share.release()
+        held.end_reading()
 
 
-async def _decoded(request: Request, data: BodyBytes, kind: type[T]) -> T:
+async def _decoded(request: Request, data: BodyBytes, kind: type[T], held: HeldBody) -> T:
     request.state.received_s = time.perf_counter()
     server: ServerState = request.app.state.server
     tenant = tenant_of(request.scope).name
     entrance = server.entrance
     await entrance.enter(len(data), tenant)
-    async with entrance.alone(len(data), tenant):
-        if request.state.has_left():
-            raise RequestAborted("the client has left")
+    async with AsyncExitStack() as alone:
+
+        async def begin(small: Any) -> None:
+            """Wait until the large fields of the body may be decoded; `small` has the others."""
+            if is_truncated(small) or getattr(small, "truncation", None) == "auto":
+                await held.take_turn(server.tokenizer.cut_turns(len(data)))
+            else:
+                await alone.enter_async_context(entrance.alone(len(data), tenant))
+            if request.state.has_left():
+                raise RequestAborted("the client has left")
+
         wait = _turns_of_pieces(server, tenant)
         fields = FieldFilter(server.config.unknown_fields, wait)
         limits = PromptLimits(server.max_ids, server.tokenizer.max_prompt_chars)
-        body = await decode_body(data, kind, limits, wait, fields)
+        if request.state.has_left():
+            raise RequestAborted("the client has left")
+        body = await decode_body(data, kind, limits, wait, fields, begin)
         if names := fields.ignored:
             server.ignored.note(request.url.path, names)
             _name_in_answer(request, names)

@@ -11,9 +11,9 @@ body.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from functools import cache
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeAlias, TypeVar, cast, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -40,6 +40,8 @@ SMALL_BODY_BYTES = SEGMENT_BYTES
 """
 
 T = TypeVar("T")
+Begin: TypeAlias = Callable[[Any], Awaitable[None]]
+"""Function that waits until the large fields of a body may be decoded. It gets the others, decoded."""
 
 _AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
 _PART = re.compile(r"\.content\[\d+\]\.type$")
@@ -50,22 +52,33 @@ _STEP = re.compile(r"[^.\[\]]+(?=[.\[]|$)|\[\d+\]")
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
 
 
+async def at_once(body: Any) -> None:
+    """Let the large fields of a body be decoded without a wait."""
+
+
 async def decode_body(
-    data: BodyBytes, kind: type[T], limits: PromptLimits, wait: Wait, fields: FieldFilter
+    data: BodyBytes,
+    kind: type[T],
+    limits: PromptLimits,
+    wait: Wait,
+    fields: FieldFilter,
+    begin: Begin = at_once,
 ) -> T:
     """Decode a body. `limits` are those of prompts in a large body, `wait` is called before each piece of
-    one, and `fields` removes fields that the type does not declare. Raises InvalidRequest that names the
-    field.
+    one, and `begin` before its large fields are decoded, with the body as far as it is. `fields` removes
+    fields that the type does not declare. Raises InvalidRequest that names the field.
     """
     if len(data) <= SMALL_BODY_BYTES:
         return await _decode(data.first_segment, kind, fields)
     try:
-        return await _decode_large(LargeJson(data, wait), kind, limits, fields)
+        return await _decode_large(LargeJson(data, wait), kind, limits, fields, begin)
     except DECODE_ERRORS as error:
         raise _no_json(error) from None
 
 
-async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, fields: FieldFilter) -> T:
+async def _decode_large(
+    large: LargeJson, kind: type[T], limits: PromptLimits, fields: FieldFilter, begin: Begin
+) -> T:
     whole = await large.whole()
     if large.first(whole) != OBJECT:
         return await _decode(
@@ -77,9 +90,10 @@ async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, f
     _check_small(small)
     stand_ins = {name: field.stand_in for name, field in large_fields.items() if name in spans}
     body = await _decode(joined(small | stand_ins), kind, fields)
-    if getattr(body, "truncate_prompt_tokens", None) is not None:
+    if is_truncated(body):
         limits = PromptLimits(limits.max_ids)  # a text that does not fit is truncated
     hints = _hints_of(cast(Hashable, kind))
+    await begin(body)
     for name in stand_ins:
         try:
             value = await decode_large(
@@ -89,6 +103,12 @@ async def _decode_large(large: LargeJson, kind: type[T], limits: PromptLimits, f
             raise field_error(str(error), hints[name], within=name) from None
         setattr(body, name, value)
     return body
+
+
+def is_truncated(body: Any) -> bool:
+    """Return True for a body that asks for its prompt to be truncated, for `/generate` in its parameters."""
+    parts = (body, getattr(body, "sampling_params", None))
+    return any(getattr(part, "truncate_prompt_tokens", None) is not None for part in parts)
 
 
 @cache

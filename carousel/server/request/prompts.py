@@ -48,7 +48,7 @@ def submissions_for(
     ]
 
 
-def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> list[Submission]:
+def with_ids(submissions: Sequence[Submission], ids: Sequence[Prompt]) -> list[Submission]:
     """Return the requests with ids instead of prompts, which are encoded and cut already, and without the
     options for that.
     """

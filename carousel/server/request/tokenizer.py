@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from carousel.client.core.request.request_builder import pack_token_ids
 from carousel.client.core.request.submission import Prompt, RequestOptions
-from carousel.conversation import pack_tools
+from carousel.conversation import pack_tools, wire_messages
 from carousel.server.spelling.token_table import TokenTables
 from carousel.server.tenancy.fair_threads import FairThreads
+from carousel.server.tenancy.fair_turns import FairTurns
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.text.codec import decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
+from runtime.wire.format import IntArray, unpack_ids
 
 if TYPE_CHECKING:
     from runtime.text.codec import Codec
@@ -32,6 +37,9 @@ T = TypeVar("T")
 TokenText: TypeAlias = Callable[[int], str]
 
 NUM_THREADS = 2
+CUT_THREADS = "truncate", "truncate-long"
+MAX_SHORTER = 1 << 20
+"""Maximum number of bytes of a body, or characters of its prompts, for the first of these threads."""
 PROBE = [{"role": "user", "content": "x"}]
 END_CHARS = 256
 NUM_SEARCHED = 256
@@ -49,6 +57,7 @@ class Vocabulary:
         self._special: dict[int, bool] = {}
         self.tables = TokenTables()
         """Tokens as answers spell them."""
+        self._opening = threading.Lock()
         self._max_token_chars: int | None = 0
         """Largest number of characters of a token; 0: not computed yet, because it takes a walk over the
         vocabulary.
@@ -132,13 +141,10 @@ class Vocabulary:
 
         Raises: InvalidRequest.
         """
-        if isinstance(prompt, str):
-            text, adds = prompt, options.get("add_special_tokens", True)
-        elif prompt and not isinstance(prompt[0], int):
-            text, adds = self.render(prompt, options), options.get("add_special_tokens", False)
-        else:
+        if _is_ids(prompt):
             start = 0 if num_last is None else max(0, len(prompt) - num_last)
             return list(prompt[start:]), start > 0
+        text, adds = self._text_of(prompt, options)
         if max_chars is not None and len(text) > max_chars:
             raise InvalidRequest(
                 f"prompt: {len(text)} characters, at most {max_chars} are taken",
@@ -150,6 +156,28 @@ class Vocabulary:
         ids, num_all = self._tokenizer.encode_end(text, num_last, add_special_tokens=adds)
         return ids.tolist(), len(ids) < num_all
 
+    def last_ids(self, prompt: Any, options: RequestOptions, num_last: int) -> IntArray | None:
+        """Return the last ids of a prompt in any form; None if it cannot be encoded, or not in parts."""
+        try:
+            if _is_ids(prompt):
+                return unpack_ids(pack_token_ids("prompt", prompt[-num_last:]))
+            if not self._tokenizer.encodes_in_parts:
+                return None
+            if not isinstance(prompt, str):
+                wire_messages(prompt)  # to find what the ring would refuse
+            text, adds = self._text_of(prompt, options)
+            ids = self._tokenizer.encode_end(text, num_last, add_special_tokens=adds)[0]
+        except InvalidRequest:
+            return None
+        # Not a view of all ids.
+        return ids.copy() if len(ids) else None
+
+    def _text_of(self, prompt: Any, options: RequestOptions) -> tuple[str, bool]:
+        """Return the text of a prompt, and True if special tokens are added to it."""
+        if isinstance(prompt, str):
+            return prompt, options.get("add_special_tokens", True)
+        return self.render(prompt, options), options.get("add_special_tokens", False)
+
     def max_chars_of(self, num_tokens: int) -> int | None:
         """Return the largest number of characters of a text with so many tokens; None for no limit."""
         if self._max_token_chars == 0:
@@ -158,10 +186,19 @@ class Vocabulary:
 
     @property
     def template_variables(self) -> frozenset[str]:
+        self._open_template()
         return self._tokenizer.template_variables
+
+    def _open_template(self) -> None:
+        """Read the chat template, if that has not been done."""
+        if self._tokenizer.is_template_open:
+            return
+        with self._opening, _kept():
+            self._tokenizer.template_variables  # noqa: B018
 
     def render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
         """Return the text of a conversation, rendered by the chat template. Raises InvalidRequest."""
+        self._open_template()
         continues = options.get("continue_final_message", False)
         add_generation_prompt = options.get("add_generation_prompt")
         return self._tokenizer.apply_chat_template(
@@ -171,6 +208,13 @@ class Vocabulary:
             template_kwargs=options.get("chat_template_kwargs"),
             tools=decode_tools(pack_tools(options.get("tools"))),
         )
+
+
+class Cuts(NamedTuple):
+    """Turns of requests whose prompts are encoded to be cut, and the thread that does it."""
+
+    turns: FairTurns
+    thread: FairThreads
 
 
 class ServerTokenizer:
@@ -196,6 +240,11 @@ class ServerTokenizer:
         self._context_length = context_length
         self._threads = FairThreads(NUM_THREADS, "tokenizer", is_divided)
         self._tool_thread = FairThreads(1, "tokenize", is_divided)
+        self._cuts = tuple(Cuts(FairTurns(1), FairThreads(1, name, is_divided)) for name in CUT_THREADS)
+        self.prepared: Path | None = None
+        """File with the tokenizer as another process has prepared it. It is read without transformers, which
+        takes 25 MB; a conversation's first rendering still imports that.
+        """
         self._lock = asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
         self._prompt_ends: dict[bytes, str] = {}
@@ -242,6 +291,28 @@ class ServerTokenizer:
             return vocabulary.encode_end(prompt, options, num_last, max_chars)
 
         return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
+
+    def cut_turns(self, num_bytes: int) -> FairTurns:
+        """Return the turns of which a request takes one before it decodes the prompts for `last_ids` from a
+        body of so many bytes. So they are decoded one after another. Shorter ones do not wait for long ones.
+        """
+        return self._cuts[num_bytes > MAX_SHORTER].turns
+
+    async def last_ids(
+        self, prompts: Sequence[tuple[Prompt, RequestOptions]], num_last: int, tenant: str = OWNER
+    ) -> list[IntArray | None]:
+        """Return the last ids of each of a tenant's prompts as `Vocabulary.last_ids` does. They are encoded
+        in one go in a thread for such prompts alone.
+        """
+        if not prompts:
+            return []
+        vocabulary = await self.vocabulary()
+
+        def encode() -> list[IntArray | None]:
+            return [vocabulary.last_ids(prompt, options, num_last) for prompt, options in prompts]
+
+        size = sum(num_chars(prompt) for prompt, _ in prompts)
+        return await self._cuts[size > MAX_SHORTER].thread.run(tenant, encode, size)
 
     async def max_prompt_chars(self) -> int | None:
         """Return the largest number of characters of a text that may fit into the context; None for
@@ -299,6 +370,7 @@ class ServerTokenizer:
                 open_tokenizer(
                     self._tokenizer_dir,
                     self._chat_template,
+                    self.prepared,
                     allow_special_tokens=self._allow_special_tokens,
                     has_tenants=self._has_tenants,
                 )
@@ -324,9 +396,13 @@ def _kept() -> Iterator[None]:
 
 def num_chars(prompt: Any) -> int:
     """Return the number of characters of a text or a conversation, or the number of ids."""
-    if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
+    if not _is_ids(prompt) and not isinstance(prompt, str):
         return sum(map(_message_chars, prompt))
     return len(prompt)
+
+
+def _is_ids(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[0], Mapping))
 
 
 def _message_chars(message: Mapping[str, Any]) -> int:

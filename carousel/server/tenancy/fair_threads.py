@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from carousel.client.core.mailbox import call_in_loop
+from carousel.server.tenancy.fair_turns import FairTurns
 from carousel.server.tenancy.shares import Shares
 from runtime.base.errors import Overloaded, RateLimited
 
@@ -39,9 +39,7 @@ class FairThreads:
         and the threads.
         """
         self._threads = ThreadPoolExecutor(num_threads, name)
-        self._num_free = num_threads
-        self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
-        """Calls that wait for a thread, by tenant; the tenant whose turn it is comes first."""
+        self._turns = FairTurns(num_threads)
         self._waiting = Shares(MAX_WAITING_CHARS if max_waiting is None else max_waiting, is_divided)
         self._queue = queue
 
@@ -56,11 +54,11 @@ class FairThreads:
             raise self._refusal(tenant, cost)
         waiting.take(tenant, cost)
         try:
-            await self._turn_of(tenant)
+            await self._turns.take(tenant)
             future = self._threads.submit(work)
             loop = asyncio.get_running_loop()
             # Not at the caller's end: work whose caller has left keeps the thread until it ends.
-            future.add_done_callback(lambda _: call_in_loop(loop, self._pass_on, None))
+            future.add_done_callback(lambda _: call_in_loop(loop, FairTurns.pass_on, self._turns))
             return await asyncio.wrap_future(future)
         finally:
             waiting.give_back(tenant, cost)
@@ -70,30 +68,3 @@ class FairThreads:
         if not self._waiting.may_have(tenant, cost):
             return RateLimited(f"too many {what} of this API key wait for {threads}; try again later")
         return Overloaded(f"too many {what} wait for {threads}; try again later")
-
-    async def _turn_of(self, tenant: str) -> None:
-        """Wait for a thread."""
-        if self._num_free:
-            self._num_free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._lanes.setdefault(tenant, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self._pass_on()  # the thread had just been assigned to it
-            raise
-
-    def _pass_on(self, _: object = None) -> None:
-        """Give a free thread to the next call."""
-        while self._lanes:
-            tenant, line = next(iter(self._lanes.items()))
-            del self._lanes[tenant]
-            turn = line.popleft()
-            if line:
-                self._lanes[tenant] = line
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._num_free += 1

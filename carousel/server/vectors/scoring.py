@@ -75,16 +75,17 @@ class RerankFormat(WholeFormat):
 
     def __init__(self, model: str, body: RerankBody, documents: Sequence[str]) -> None:
         self._model = model
-        self._body = body
-        self._documents = documents
+        self._num_results = body.top_n or None
+        self._documents = None if body.return_documents is False else documents
+        """Texts that the answer shows."""
 
     def response(self, completions: Sequence[Completion]) -> RerankResponse:
         vectors = [embedding_of(each) for each in completions]
         scores = similarities(vectors[:1], vectors[1:])
         # Equal scores keep their order.
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        items = [RerankItem(index, scores[index]) for index in order[: self._body.top_n or None]]
-        if self._body.return_documents is not False:
+        items = [RerankItem(index, scores[index]) for index in order[: self._num_results]]
+        if self._documents is not None:
             for item in items:
                 item.document = RankedDocument(self._documents[item.index])
         return RerankResponse(new_id("rerank"), self._model, items, usage_of_prompts(completions))

@@ -35,7 +35,8 @@ CALLS = [
     {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     for number in range(NUM_CALLS)
 ]
-COMPLETION: dict[str, Any] = {"prompt": TEXT, "truncate_prompt_tokens": 10}
+COMPLETION: dict[str, Any] = {"prompt": TEXT}
+CUT: dict[str, Any] = {"prompt": [TEXT, TEXT[1:]], "truncate_prompt_tokens": 10}
 CHAT: dict[str, Any] = {
     "messages": [
         {"role": "user", "content": "x"},
@@ -52,34 +53,51 @@ def front(tmp_path: Path) -> Iterator[Front]:
         yield front
 
 
-def send(front: Front, stack: ExitStack, path: str, body: dict[str, Any], count: int) -> None:
+def send(
+    front: Front, stack: ExitStack, path: str, body: dict[str, Any], count: int, num_prompts: int = 1
+) -> None:
     """Send requests that are not answered, until the ring has them, which forgets them."""
     for _ in range(count):
         stack.callback(front.open_raw(path, **body).close)
-    wait_until(lambda: len(front.ring.requests) == count, WAIT_S, "the ring has all")
+    wait_until(lambda: len(front.ring.requests) == count * num_prompts, WAIT_S, "the ring has all")
     front.ring.requests.clear()
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "most_bytes"),
     [
-        ("/v1/completions", COMPLETION, TEXT_BYTES),
-        ("/generate", GENERATE, TEXT_BYTES),
-        ("/v1/chat/completions", CHAT, NUM_CALLS * 150),
+        *(
+            (path, {**body, "stream": is_stream}, most_bytes)
+            for path, body, most_bytes in (
+                ("/v1/completions", COMPLETION, TEXT_BYTES),
+                ("/generate", GENERATE, TEXT_BYTES),
+                ("/v1/chat/completions", CHAT, NUM_CALLS * 150),
+            )
+            for is_stream in (False, True)
+        ),
+        ("/v1/embeddings", {"input": TEXT}, TEXT_BYTES),
     ],
 )
-def test_a_prompt_is_kept_once(
-    front: Front, path: str, body: dict[str, Any], most_bytes: int, is_stream: bool
-) -> None:
-    """A text with one emoji took five times its bytes, and a call the objects of its JSON beside its copy."""
-    body = {**body, "stream": is_stream}
+def test_a_prompt_is_kept_once(front: Front, path: str, body: dict[str, Any], most_bytes: int) -> None:
+    """A text with one emoji took five times its bytes, and a call the objects of its JSON beside its copy.
+    The answer's format had an embedding's.
+    """
+    check_kept(front, path, body, 1, most_bytes)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_of_a_prompt_that_is_truncated_only_the_end_is_kept(front: Front, is_stream: bool) -> None:
+    check_kept(front, "/v1/completions", {**CUT, "stream": is_stream}, 2, 0)
+
+
+def check_kept(front: Front, path: str, body: dict[str, Any], num_prompts: int, most_bytes: int) -> None:
+    """Check how much is kept of a request."""
     with ExitStack() as stack:
-        send(front, stack, path, body, 1)
+        send(front, stack, path, body, 1, num_prompts)
         gc.collect()
         tracemalloc.start(DEPTH)
         stack.callback(tracemalloc.stop)
-        send(front, stack, path, body, NUM_REQUESTS)
+        send(front, stack, path, body, NUM_REQUESTS, num_prompts)
 
         def kept() -> int:
             gc.collect()

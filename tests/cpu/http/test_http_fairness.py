@@ -26,6 +26,7 @@ from carousel.server.http.body_pool import BodyPool
 from carousel.server.sglang import tokenize
 from carousel.server.tenancy import fair_threads
 from carousel.server.tenancy.entrance import Entrance
+from carousel.server.tenancy.fair_turns import FairTurns
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
@@ -184,14 +185,14 @@ def test_long_texts_of_one_tenant_wait_behind_anothers_short_one(
     done: list[str] = []
     in_line: list[str] = []
     turns: list[str] = []
-    turn_of = fair_threads.FairThreads._turn_of
+    take = FairTurns.take
 
-    async def note(self: fair_threads.FairThreads, tenant: str) -> None:
+    async def note(self: FairTurns, tenant: str) -> None:
         in_line.append(tenant)
-        await turn_of(self, tenant)
+        await take(self, tenant)
         turns.append(tenant)
 
-    monkeypatch.setattr(fair_threads.FairThreads, "_turn_of", note)
+    monkeypatch.setattr(FairTurns, "take", note)
     with tenants_front(tmp_path, answer) as (front, _):
 
         def tokenize_as(name: str, text: str) -> int:

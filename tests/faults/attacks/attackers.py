@@ -196,6 +196,14 @@ def texts(attack: Attack, _: int) -> None:
     attack.send(iter([LONG_TEXT]), stays_s=HELD_S)
 
 
+def cut_prompts(attack: Attack, _: int) -> None:
+    """Ask for the last tokens of a text of 8 MiB."""
+    attack.send(
+        iter([filled(b'{"truncate_prompt_tokens":100,"max_tokens":400,"prompt":"', b"word ", b'"}')]),
+        stays_s=HELD_S,
+    )
+
+
 def logprob_streams(attack: Attack, _: int) -> None:
     """Stream with the logprobs of the prompt and of each token, 20 of them."""
     attack.send(iter([MANY_LOGPROBS]), stays_s=HELD_S)
@@ -227,6 +235,7 @@ KINDS: tuple[Callable[[Attack, int], None], ...] = (
     noise,
     grammar,
     texts,
+    cut_prompts,
     logprob_streams,
     unread_answers,
     stop_strings,

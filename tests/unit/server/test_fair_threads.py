@@ -59,12 +59,12 @@ def test_who_leaves_keeps_nobody_from_a_thread(num_threads: int) -> None:
         release.set()
         while not all(call.done() for call in calls):
             await asyncio.sleep(0)
-            if threads._num_free:
+            if threads._turns._num_free:
                 for call in calls:
                     call.cancel()
         async with asyncio.timeout(WAIT_S):
             assert await asyncio.gather(*(threads.run("bob", int, 1) for _ in range(8))) == [0] * 8
-            while threads._num_free < num_threads:  # a work that nobody waits for ends when it ends
+            while threads._turns._num_free < num_threads:  # a work that nobody waits for ends when it ends
                 await asyncio.sleep(0)
 
     asyncio.run(main())

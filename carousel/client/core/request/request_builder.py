@@ -288,6 +288,8 @@ def pack_token_ids(name: str, ids: Any) -> bytes:
     if not is_integer:
         what = "neither token ids (integers) nor chat messages" if name == "prompt" else "no token ids"
         raise InvalidRequest(f"{name}: {what}", param=name)
-    if min(ids) < 0 or max(ids) > MAX_ID:
+    # Python's min of an array makes a number of each element: 0.1 s for a million.
+    least, most = (ids.min(), ids.max()) if isinstance(ids, np.ndarray) else (min(ids), max(ids))
+    if least < 0 or most > MAX_ID:
         raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
     return pack_ids(ids)

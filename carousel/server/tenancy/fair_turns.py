@@ -1,0 +1,42 @@
+"""FairTurns: a fixed number of turns that the tenants of an event loop take one after another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class FairTurns:
+    """Turns of one event loop. Those who wait of one tenant keep their order, and tenants take turns."""
+
+    def __init__(self, num_turns: int) -> None:
+        self._num_free = num_turns
+        self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
+        """Those who wait, by tenant; the tenant who is next comes first."""
+
+    async def take(self, tenant: str) -> None:
+        """Wait for a turn. Whoever has taken it passes it on."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._lanes.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.pass_on()  # it had just been given
+            raise
+
+    def pass_on(self) -> None:
+        """Give a turn that was taken to the next who waits."""
+        while self._lanes:
+            tenant, line = next(iter(self._lanes.items()))
+            del self._lanes[tenant]
+            turn = line.popleft()
+            if line:
+                self._lanes[tenant] = line
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1
