@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -39,8 +40,10 @@ MANY_MODULES = 100
 """Modules that a test has imported whose objects are worth freezing. LiteLLM makes 0.4 million, over which
 each full collection of all later tests went.
 """
-_num_modules = _num_frozen = 0
-"""Modules and frozen objects there were when all was last frozen."""
+_num_modules = 0
+"""Modules there were when all was last frozen."""
+_has_unfrozen = False
+"""True once something has unfrozen all since then."""
 _file = ""
 """File of the test that is run."""
 
@@ -52,19 +55,26 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_logstart(nodeid: str) -> None:
     global _file
     before, _file = _file, nodeid.partition("::")[0]
-    # Some tests have all unfrozen.
-    if len(sys.modules) > _num_modules + MANY_MODULES or (
-        _file != before and gc.get_freeze_count() < _num_frozen // 2
-    ):
+    if len(sys.modules) > _num_modules + MANY_MODULES or (_file != before and _has_unfrozen):
         _freeze()
 
 
 def _freeze() -> None:
     """Freeze what is there now, which stays to the end: the garbage collector need not walk over it again."""
-    global _num_modules, _num_frozen
+    global _num_modules, _has_unfrozen
     gc.collect()
     gc.freeze()
-    _num_modules, _num_frozen = len(sys.modules), gc.get_freeze_count()
+    _num_modules, _has_unfrozen = len(sys.modules), False
+
+
+def _unfreeze(plain: Callable[[], None] = gc.unfreeze) -> None:
+    """Do as gc.unfreeze, and note it: counting what is frozen takes milliseconds."""
+    global _has_unfrozen
+    _has_unfrozen = True
+    plain()
+
+
+vars(gc)["unfreeze"] = _unfreeze
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
