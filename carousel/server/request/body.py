@@ -64,7 +64,7 @@ async def _decoded(request: Request, data: BodyBytes, kind: type[T], held: HeldB
 
         async def begin(small: Any) -> None:
             """Wait until the large fields of the body may be decoded; `small` has the others."""
-            if is_truncated(small) or getattr(small, "truncation", None) == "auto":
+            if is_truncated(small):
                 await held.take_turn(server.tokenizer.cut_turns(len(data)))
             else:
                 await alone.enter_async_context(entrance.alone(len(data), tenant))

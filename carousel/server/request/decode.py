@@ -106,7 +106,11 @@ async def _decode_large(
 
 
 def is_truncated(body: Any) -> bool:
-    """Return True for a body that asks for its prompt to be truncated, for `/generate` in its parameters."""
+    """Return True for a body that asks for its prompt to be truncated: for `/generate` in its parameters, and
+    for `/v1/responses` also in other words.
+    """
+    if getattr(body, "truncation", None) == "auto":
+        return True
     parts = (body, getattr(body, "sampling_params", None))
     return any(getattr(part, "truncate_prompt_tokens", None) is not None for part in parts)
 

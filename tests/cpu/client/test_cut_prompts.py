@@ -158,6 +158,17 @@ def test_what_cannot_be_cut_or_needs_not_is_left_to_the_ring(
         wait_until(lambda: is_released(state), WAIT_S, "all is released")
 
 
+def test_a_response_s_truncation_auto_takes_a_text_of_any_length(tmp_path: Path) -> None:
+    """A text of more characters than the context has was refused before it was cut."""
+    body = {"model": "fake", "input": TEXT, "truncation": "auto", "max_output_tokens": 4}
+    with a_front(tmp_path, spell("ab"), context_length=64) as (front, state):
+        answer = front.post("/v1/responses", **body)
+        assert answer.status_code == 200, answer.text
+        (request,) = front.ring.requests
+        assert len(request.input_ids or b"") == 4 * 60
+        wait_until(lambda: is_released(state), WAIT_S, "all is released")
+
+
 def _refuse(*_: Any, **__: Any) -> str:
     raise InvalidRequest("messages: not these", param="messages")
 
