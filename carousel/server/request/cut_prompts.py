@@ -31,7 +31,8 @@ async def cut_prompts(
     if num_last is not None:
         long = [at for at, each in enumerate(cut) if num_chars(each.prompt) > TOKEN_BYTES * num_last]
         prompts = [(cut[at].prompt, cut[at].options) for at in long]
-        for at, ids in zip(long, await server.tokenizer.last_ids(prompts, num_last, tenant), strict=True):
+        found = await server.tokenizer.last_ids(prompts, num_last, server.vocab_size, tenant)
+        for at, ids in zip(long, found, strict=True):
             if ids is not None:
                 (cut[at],) = with_ids([cut[at]], [ids])
     num_kept = sum(_num_bytes(each) for each in cut)

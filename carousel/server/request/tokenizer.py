@@ -156,11 +156,14 @@ class Vocabulary:
         ids, num_all = self._tokenizer.encode_end(text, num_last, add_special_tokens=adds)
         return ids.tolist(), len(ids) < num_all
 
-    def last_ids(self, prompt: Any, options: RequestOptions, num_last: int) -> IntArray | None:
-        """Return the last ids of a prompt in any form; None if it cannot be encoded, or not in parts."""
+    def last_ids(self, prompt: Any, options: RequestOptions, num_last: int, num_ids: int) -> IntArray | None:
+        """Return the last ids of a prompt in any form; None if it cannot be encoded, or not in parts, or has
+        an id from `num_ids` on, which the ring refuses also among those that are cut off.
+        """
         try:
             if _is_ids(prompt):
-                return unpack_ids(pack_token_ids("prompt", prompt[-num_last:]))
+                all_ids = unpack_ids(pack_token_ids("prompt", prompt))
+                return None if all_ids.max() >= num_ids else all_ids[-num_last:].copy()
             if not self._tokenizer.encodes_in_parts:
                 return None
             if not isinstance(prompt, str):
@@ -299,7 +302,11 @@ class ServerTokenizer:
         return self._cuts[num_bytes > MAX_SHORTER].turns
 
     async def last_ids(
-        self, prompts: Sequence[tuple[Prompt, RequestOptions]], num_last: int, tenant: str = OWNER
+        self,
+        prompts: Sequence[tuple[Prompt, RequestOptions]],
+        num_last: int,
+        num_ids: int,
+        tenant: str = OWNER,
     ) -> list[IntArray | None]:
         """Return the last ids of each of a tenant's prompts as `Vocabulary.last_ids` does. They are encoded
         in one go in a thread for such prompts alone.
@@ -309,7 +316,7 @@ class ServerTokenizer:
         vocabulary = await self.vocabulary()
 
         def encode() -> list[IntArray | None]:
-            return [vocabulary.last_ids(prompt, options, num_last) for prompt, options in prompts]
+            return [vocabulary.last_ids(*prompt, num_last, num_ids) for prompt in prompts]
 
         size = sum(num_chars(prompt) for prompt, _ in prompts)
         return await self._cuts[size > MAX_SHORTER].thread.run(tenant, encode, size)

@@ -138,6 +138,8 @@ def test_the_ring_gets_the_last_ids_of_what_it_got_before(
             {"prompt": [5] * 70_000, "return_token_ids": False, **CUT},
             {"tokenizer": "", "context_length": 1 << 20},
         ),
+        # The ring refuses an id that it does not know, also where it would be cut off.
+        ({"prompt": [1 << 20] + [5] * 69_999, **CUT}, {"context_length": 1 << 20}),
         ({"messages": [{"role": "nobody", "content": TEXT}], **CUT}, {}),
     ],
 )
