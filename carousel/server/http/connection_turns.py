@@ -14,6 +14,10 @@ its listening sockets in a turn. With a single socket, a connection behind 150 o
 turns, each with a read of all connections. Each further socket costs a connection that comes alone 5 us, for
 an accept in vain.
 """
+MAX_WAITING_REQUESTS = 1024
+"""Number of waiting requests from which on they are begun while connections are accepted, too. Clients that
+leave at once could otherwise have any number of requests come before those of who stays.
+"""
 TURN_COST = 1000
 """Maximum work of a turn, in microseconds, roughly (2026-11). A new token of a stream waits for a few turns.
 """
@@ -35,7 +39,8 @@ class ConnectionTurns:
     in the order in which they are read, but for probes.
 
     Requests cost the most. While as many connections are accepted as a turn can have, one request is begun in
-    a turn, so that who waits to be accepted does not wait for all requests before, too.
+    a turn, so that who waits to be accepted does not wait for all requests before, too. Beyond
+    MAX_WAITING_REQUESTS they are begun as always.
     """
 
     def __init__(self) -> None:
@@ -49,7 +54,7 @@ class ConnectionTurns:
         self._num_accepted = 0
         """Number of connections accepted in this turn."""
         self._is_crowded = False
-        """True if the last turn accepted as many connections as one can."""
+        """True if the last turn accepted as many connections as one can, and not too many requests wait."""
         self._is_due = False
         """True if the next turn is scheduled."""
 
@@ -91,9 +96,9 @@ class ConnectionTurns:
     def _begin_turn(self) -> None:
         self._is_due = False
         self._spent = 0
-        self._is_crowded = self._num_accepted >= ACCEPTED_IN_TURN
-        self._num_accepted = 0
         num_requests = len(self._requests)
+        self._is_crowded = self._num_accepted >= ACCEPTED_IN_TURN and num_requests < MAX_WAITING_REQUESTS
+        self._num_accepted = 0
         # None of those who wait again in this turn goes on in it.
         left = [
             (self._probes, len(self._probes)),

@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from carousel.server.http.connection_turns import ACCEPTED_IN_TURN, TURN_COST, ConnectionTurns
+from carousel.server.http.connection_turns import (
+    ACCEPTED_IN_TURN,
+    MAX_WAITING_REQUESTS,
+    TURN_COST,
+    ConnectionTurns,
+)
 
 MANY = 40
 
@@ -110,6 +115,23 @@ def test_one_request_is_begun_in_a_turn_while_as_many_connections_are_accepted_a
             turns.begin(partial(done.append, name), is_probe=False)
 
     assert asyncio.run(done_in_turns(begin)) == [["a"], ["b", "c"]]
+
+
+def test_requests_do_not_pile_up_while_connections_come_without_end() -> None:
+    """Clients that left at once could have any number of requests come before those of who stayed."""
+
+    async def most_waiting() -> int:
+        turns, most = ConnectionTurns(), 0
+        for _ in range(2 * MAX_WAITING_REQUESTS):
+            turns.spend(TURN_COST)
+            for _ in range(ACCEPTED_IN_TURN):
+                turns.note_accepted()
+                turns.begin(lambda: None, is_probe=False)
+            await asyncio.sleep(0)
+            most = max(most, len(turns._requests))
+        return most
+
+    assert asyncio.run(most_waiting()) <= MAX_WAITING_REQUESTS + ACCEPTED_IN_TURN
 
 
 def test_who_is_accepted_alone_has_its_request_begun_at_once() -> None:
