@@ -19,9 +19,9 @@ LEAST_TIME_S = 0.001
 async def cut_prompts(
     server: ServerState, submissions: Sequence[Submission], tenant: str, asked_s: float
 ) -> tuple[list[Submission], int]:
-    """Return a tenant's requests with ids instead of those prompts that take less room as ids, and the bytes
-    that are then kept of all prompts. The time since `asked_s`, by time.perf_counter(), is taken from their
-    time limits.
+    """Return a tenant's requests with ids instead of those prompts that take less room as ids, and the most
+    bytes that are then kept of all prompts. The time since `asked_s`, by time.perf_counter(), is taken from
+    their time limits.
 
     A prompt that cannot be encoded stays as it is, so that the ring refuses it as it refuses a short one. So
     does every text whose tokenizer does not encode in parts, because that takes far more room for a moment.
@@ -52,8 +52,10 @@ def _num_last(server: ServerState, submission: Submission) -> int | None:
 
 
 def _num_bytes(submission: Submission) -> int:
-    prompt = submission.prompt
-    return num_chars(prompt) * (1 if isinstance(prompt, str) else TOKEN_BYTES)
+    """Return the most bytes that are kept of a request's prompt and tools. A character has up to four, like
+    an id.
+    """
+    return TOKEN_BYTES * num_chars(submission.prompt) + len(submission.options.get("tools") or b"")
 
 
 def _with_less_time(submission: Submission, passed_s: float) -> Submission:

@@ -286,6 +286,30 @@ def test_a_prompt_that_is_refused_releases_all(tmp_path: Path) -> None:
             wait_until(lambda: is_released(state), WAIT_S, "all is released")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "語" * 50_000}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": MESSAGES[:1],
+                "tools": [{"type": "function", "function": {"name": "f", "description": "x" * 150_000}}],
+            },
+        ),
+    ],
+)
+def test_what_is_not_cut_counts_with_all_bytes_that_are_kept_of_it(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    """A character of several bytes counted as one, and definitions of tools did not count."""
+    settings: dict[str, Any] = {"context_length": 1 << 20, "tool_call_parser": "hermes"}
+    with a_front(tmp_path, **settings) as (front, state), ExitStack() as stack:
+        stack.callback(front.open_raw(path, **body, truncate_prompt_tokens=-1).close)
+        front.ring.wait_request()
+        assert state.kept_prompts.num_bytes >= 150_000
+
+
 def test_prompts_in_progress_have_so_much_room_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
