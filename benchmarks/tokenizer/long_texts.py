@@ -40,21 +40,25 @@ class Watcher:
 
     def __init__(self) -> None:
         self.longest_s, self.most_bytes = 0.0, 0
+        self._lock = threading.Lock()
+        """Held while either figure is changed: reading the memory lets the other thread run."""
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def begin(self) -> None:
         time.sleep(0.05)
-        self.longest_s, self.most_bytes = 0.0, resident_bytes()
+        with self._lock:
+            self.longest_s, self.most_bytes = 0.0, resident_bytes()
 
     def _watch(self) -> None:
         before_s = time.perf_counter()
         while True:
             time.sleep(WATCH_S)
             now_s = time.perf_counter()
-            self.longest_s = max(self.longest_s, now_s - before_s - WATCH_S)
+            with self._lock:
+                self.longest_s = max(self.longest_s, now_s - before_s - WATCH_S)
+                self.most_bytes = max(self.most_bytes, resident_bytes())
             before_s = now_s
-            self.most_bytes = max(self.most_bytes, resident_bytes())
 
 
 def resident_bytes() -> int:
