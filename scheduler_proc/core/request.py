@@ -7,7 +7,7 @@ and no loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -257,6 +257,11 @@ class Request:
     """Number of attempts that this engine had before this one."""
     is_starved: bool = False
     """True once it has waited as long as a request may; it then goes before others."""
+    suspect: bytes = field(init=False)
+    """Name that it has if the engine dies of it, made of its key and content, which never change."""
+
+    def __post_init__(self) -> None:
+        self.suspect = suspect_of(self.key, self.content)
 
     def forget_slots(self) -> None:
         """Forget its device slots, which are given back."""
@@ -265,11 +270,6 @@ class Request:
     def forget_output(self) -> None:
         """Drop the output of a waiting request, so that only its prompt is left."""
         self.parked = self.parked[: self.num_prompt * TOKEN_BYTES]
-
-    @property
-    def suspect(self) -> bytes:
-        """Return the name that it has if the engine dies of it."""
-        return suspect_of(self.key, self.content)
 
     @property
     def finished(self) -> bool:
