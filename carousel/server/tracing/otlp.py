@@ -8,6 +8,7 @@ waits for a collector.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
@@ -50,7 +51,11 @@ from runtime.wire.sampling_params import SamplingParams
 
 PLAIN = SamplingParams()
 CHAT_PATHS = ("/v1/chat/completions", "/v1/responses", MESSAGES)
-CARRIED = (b"traceparent", b"tracestate", b"baggage")
+CARRIED = (b"traceparent", b"tracestate")
+"""Headers of a caller's span. `baggage` is not read: no span has it, and the SDK takes up to 50 ms for
+8 KB of it.
+"""
+LOGGER_OF_HEADERS = "opentelemetry.trace"
 PHASE_NAMES = {
     name: encode_name(name, INTERNAL) for name in ("tokenize", "queue", "prefill", "decode", "deliver")
 }
@@ -61,6 +66,8 @@ class OtlpTracing(Tracing):
     def __init__(self, config: RuntimeConfig, metrics: Metrics) -> None:
         """Read OpenTelemetry's variables. Raises ConfigError for invalid values."""
         super().__init__()
+        # Its warnings repeat what callers send, one or more for each request.
+        logging.getLogger(LOGGER_OF_HEADERS).setLevel(logging.ERROR)
         self.has_content = config.trace_content
         environment = os.environ
         names = environment.get("OTEL_SERVICE_NAME", "") + environment.get("OTEL_RESOURCE_ATTRIBUTES", "")

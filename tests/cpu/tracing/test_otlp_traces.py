@@ -25,6 +25,7 @@ TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01", "tracestate": "vendor=1"}
 NAMES = (*get_args(StampName)[:5], "first_token", "last_token", "closed", "detokenizer")
 CANARY = "canary-of-the-prompt"
+MOST_FOR_A_HEADER_S = 0.02
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
@@ -132,6 +133,32 @@ def test_a_refusal_is_a_root_with_its_error(front: Front, collector: Collector) 
     (root,) = collector.wait_for_roots(1)
     assert attributes_of(root)["error.type"] == "invalid_value"
     assert root.status.code == 2
+
+
+def test_what_callers_send_beside_their_span_is_neither_logged_nor_read(
+    front: Front, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    def least_cpu_s(headers: dict[str, str]) -> float:
+        took = []
+        for _ in range(5):
+            began_s = time.process_time()
+            front.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+            took.append(time.process_time() - began_s)
+        return min(took)
+
+    parent = {"traceparent": SAMPLED["traceparent"]}
+    blanks = CANARY + "=b" + " " * 8000 + "c"
+    plain_s, blanks_s = least_cpu_s({**parent, "x-other": blanks}), least_cpu_s({**parent, "baggage": blanks})
+    assert blanks_s < plain_s + MOST_FOR_A_HEADER_S
+    for junk in (CANARY, f"{CANARY}=1,{CANARY}=2", f"{CANARY}=" + "v" * 9000, f",{CANARY}" * 500):
+        answer = front.http.post(
+            "/v1/completions", json={"prompt": "x"}, headers={**parent, "tracestate": junk, "baggage": junk}
+        )
+        assert answer.status_code == 200
+    front.http.post("/v1/completions", json={"prompt": "x"}, headers={"traceparent": CANARY * 100})
+    (root, *_) = collector.wait_for_roots(15)
+    assert root.trace_id.hex() == TRACE_ID
+    assert [r.getMessage() for r in caplog.records if r.name.startswith("opentelemetry")] == []
 
 
 def test_what_is_not_sampled_exports_nothing(
