@@ -55,7 +55,11 @@ class FairThreads:
         waiting.take(tenant, cost)
         try:
             await self._turns.take(tenant)
-            future = self._threads.submit(work)
+            try:
+                future = self._threads.submit(work)
+            except RuntimeError:  # the system has no thread for it
+                self._turns.pass_on()
+                raise
             loop = asyncio.get_running_loop()
             # Not at the caller's end: work whose caller has left keeps the thread until it ends.
             future.add_done_callback(lambda _: call_in_loop(loop, FairTurns.pass_on, self._turns))

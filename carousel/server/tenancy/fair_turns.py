@@ -32,11 +32,13 @@ class FairTurns:
         """Give a turn that was taken to the next who waits."""
         while self._lanes:
             tenant, line = next(iter(self._lanes.items()))
-            del self._lanes[tenant]
             turn = line.popleft()
-            if line:
-                self._lanes[tenant] = line
-            if not turn.done():
+            has_left = turn.done()
+            if not line:
+                del self._lanes[tenant]
+            elif not has_left:
+                self._lanes[tenant] = self._lanes.pop(tenant)
+            if not has_left:
                 turn.set_result(None)
                 return
         self._num_free += 1

@@ -1,4 +1,4 @@
-"""Threads that work for several tenants: whose work comes next, and how much of it may wait."""
+"""Turns of tenants, and threads that work for several: whose work comes next, and how much of it may wait."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from carousel.server.tenancy import fair_threads
 from carousel.server.tenancy.fair_threads import SIZE_PER_CALL, FairThreads
+from carousel.server.tenancy.fair_turns import FairTurns
 from runtime.base.errors import Overloaded, RateLimited
 from tests.harness.ring.launched import SLACK
 
@@ -110,5 +111,68 @@ def test_without_tenants_all_of_it_is_the_callers(monkeypatch: pytest.MonkeyPatc
         *found, last = await asyncio.gather(*calls, return_exceptions=True)
         assert found == [True] * 4
         assert type(last) is Overloaded
+
+    asyncio.run(main())
+
+
+def test_a_call_for_which_no_thread_can_be_started_keeps_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call waited for ever where the system had no more threads for a moment."""
+
+    async def main() -> None:
+        threads = FairThreads(1, "test", lambda: True)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(RuntimeError, match="can't start"):
+                await threads.run("alice", int, 1)
+        async with asyncio.timeout(WAIT_S):
+            assert await threads.run("bob", int, 1) == 0
+
+    asyncio.run(main())
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_who_leaves_costs_its_tenant_no_turn() -> None:
+    """A tenant that had left four places was passed over four times."""
+    taken: list[str] = []
+
+    async def main() -> None:
+        turns = FairTurns(1)
+        await turns.take("holder")
+
+        async def take(tenant: str, name: str) -> None:
+            await turns.take(tenant)
+            taken.append(name)
+
+        alice = [asyncio.create_task(take("alice", f"a{number}")) for number in range(5)]
+        bob = [asyncio.create_task(take("bob", f"b{number}")) for number in range(5)]
+        await asyncio.sleep(0)
+        for task in alice[:4]:
+            task.cancel()
+        await asyncio.sleep(0)
+        for _ in range(6):
+            turns.pass_on()
+            await asyncio.sleep(0)
+        await asyncio.gather(*alice, *bob, return_exceptions=True)
+        turns.pass_on()
+        async with asyncio.timeout(WAIT_S):
+            await turns.take("bob")
+
+    asyncio.run(main())
+    assert taken == ["a4", "b0", "b1", "b2", "b3", "b4"]
+
+
+def test_a_turn_that_was_just_given_to_who_leaves_goes_on() -> None:
+    async def main() -> None:
+        turns = FairTurns(1)
+        await turns.take("alice")
+        first, second = (asyncio.create_task(turns.take(tenant)) for tenant in ("alice", "bob"))
+        await asyncio.sleep(0)
+        turns.pass_on()
+        first.cancel()
+        async with asyncio.timeout(WAIT_S):
+            await second
 
     asyncio.run(main())
