@@ -8,7 +8,9 @@ adapters whose weights come with requests, stored in the run directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -18,8 +20,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from runtime.base.errors import AdapterNotResident, Forbidden, InvalidRequest, Overloaded
-from runtime.checkpoint.adapters.cpu_limit import TookTooLong, cpu_limit
+from runtime.base.errors import AdapterNotResident, Forbidden, InvalidRequest, Overloaded, RequestError
+from runtime.checkpoint.adapters.cpu_limit import CpuLimit, TookTooLong
 from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE
 from runtime.checkpoint.adapters.prompt_table import AdapterFiles, read_files
 from runtime.checkpoint.weight_files import header_bytes
@@ -47,7 +49,11 @@ MAX_UPLOAD_HEADER_BYTES = 1 << 19
 """Maximum size of the header of weights that a tenant sends: two tensors of 1,500 modules, or 45 ms."""
 READ_S = 0.05
 """CPU time for a tenant's upload to be read. Those of 882 modules take 7 ms, with a hundred patterns 36."""
+NO_SUCH_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""Errors of a directory that the caller has named or filled. All others are the server's."""
 PieceAnswer: TypeAlias = dict[str, int | bool]
+
+logger = logging.getLogger(__name__)
 
 
 class InlineAdapters:
@@ -70,7 +76,8 @@ class InlineAdapters:
 
     def take(self, piece: AdapterPiece, client: int, tenant: str) -> PieceAnswer | AdapterPiece:
         """Take a part of an upload by a client of the tenant. Returns the answer for the client or, once all
-        parts are there, the message for the scheduler. Raises InvalidRequest.
+        parts are there, the message for the scheduler. Raises InvalidRequest for a fault of the caller's,
+        Overloaded if there is no room now, and RequestError if the disk fails or is full.
         """
         if piece.size > self._max_bytes:
             raise InvalidRequest(
@@ -98,7 +105,15 @@ class InlineAdapters:
             return self._append(incoming / name, piece, tenant)
         except OSError as error:
             shutil.rmtree(incoming / (piece.folder or name), ignore_errors=True)
-            raise _refused(piece, f"the weights cannot be kept: {error.strerror}") from None
+            if error.errno in NO_SUCH_FILE:
+                raise _refused(piece, f"the weights cannot be read: {error.strerror}") from None
+            logger.error("the weights of an adapter cannot be kept in %s: %s", incoming, error.strerror)
+            param = PARAMS[piece.kind]
+            raise RequestError(
+                f"{param}: the server cannot keep the weights ({error.strerror}); this is no fault of the "
+                "request, and its log says where",
+                param=param,
+            ) from None
 
     def _append(self, folder: Path, piece: AdapterPiece, tenant: str) -> PieceAnswer | AdapterPiece:
         if piece.config:
@@ -160,7 +175,7 @@ class InlineAdapters:
         if num_bytes > MAX_UPLOAD_HEADER_BYTES:
             raise _too_large(piece, "a header", num_bytes, MAX_UPLOAD_HEADER_BYTES)
         try:
-            with cpu_limit(READ_S):
+            with CpuLimit(READ_S):
                 return read_files(source, self._max_rank, is_table=piece.kind == "prompt")
         except TookTooLong:
             raise _refused(piece, "its names and patterns take too long to read") from None
@@ -283,7 +298,7 @@ class AdapterTable:
 
     def put(self, message: ControlRequest, tenant: Tenant) -> PieceAnswer | ControlRequest:
         """Handle a put_adapter call of a tenant. Returns the answer for the caller or, once all parts are
-        there, the call to be passed to the scheduler. Raises Forbidden or InvalidRequest.
+        there, the call to be passed to the scheduler. Raises Forbidden, and as `InlineAdapters.take`.
         """
         piece = message.adapter
         assert piece is not None

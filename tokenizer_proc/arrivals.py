@@ -71,7 +71,7 @@ CREDIT_OF_SEQUENCE = 2
 PRICE_OF_ALL = 256
 PRICE_OF_REFUSAL = 64
 PRICE_OF_BAD_UPLOAD = 1024
-"""Price of an adapter that is refused after it was read, which may have taken 0.1 s."""
+"""Price of an adapter that is refused by its caller's fault. Reading it may have taken 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,8 @@ class Arrivals:
         """Raise RateLimited if the tenant has not so much credit left."""
         if self._spent[tenant] + price > MAX_CREDIT:
             raise RateLimited(
-                "many adapters of this key were refused, and it has asked for little else",
+                "this key had far more adapters refused, and requests aborted, than it has asked for; make "
+                "other requests first",
                 retry_after_s=LONG_RETRY_S,
             )
 

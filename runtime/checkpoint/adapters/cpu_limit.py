@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import FrameType
 
 LOOKS = 8
 """Number of times that the clock is looked at within the limit, if no other thread works."""
@@ -15,30 +14,38 @@ class TookTooLong(Exception):
     """The work has used all the CPU time that it may use."""
 
 
-@contextmanager
-def cpu_limit(limit_s: float) -> Iterator[None]:
-    """Context in which TookTooLong is raised once this thread has used so many seconds of CPU. For the main
-    thread only, since it uses a signal (SIGVTALRM).
+class CpuLimit:
+    """Context in which TookTooLong is raised once this thread has used so many seconds of CPU, and again
+    until the block is left: a finalizer or a callback may have swallowed it. For the main thread only, since
+    it uses a signal (SIGVTALRM).
 
     Python code and regular expressions end then. Other code in C is not interrupted, and the error comes
     after it.
     """
-    end_s = time.thread_time() + limit_s
-    is_over = False
 
-    def look(*_: object) -> None:
-        nonlocal is_over
-        if not is_over and time.thread_time() >= end_s:
-            is_over = True
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+
+    def __enter__(self) -> None:
+        self._end_s = time.thread_time() + self._limit_s
+        self._before = signal.signal(signal.SIGVTALRM, self._look)
+        # The timer runs with the CPU time of all threads, so that it may signal too early, but never too
+        # late.
+        every_s = self._limit_s / LOOKS
+        signal.setitimer(signal.ITIMER_VIRTUAL, every_s, every_s)
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, self._before)
+        if error is None and self._is_over:
             raise TookTooLong
 
-    before = signal.signal(signal.SIGVTALRM, look)
-    # The timer runs with the CPU time of all threads, so that it may signal too early, but never too late.
-    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s / LOOKS, limit_s / LOOKS)
-    try:
-        yield
-    finally:
-        is_over = True
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
+    @property
+    def _is_over(self) -> bool:
+        return time.thread_time() >= self._end_s
+
+    def _look(self, _: int, frame: FrameType | None) -> None:
+        # An error in __exit__ would leave the timer behind.
+        is_leaving = frame is not None and frame.f_code is CpuLimit.__exit__.__code__
+        if not is_leaving and self._is_over:
+            raise TookTooLong

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -489,6 +491,29 @@ def test_who_sends_bad_adapters_again_and_again_is_refused_before_they_are_read(
     assert status("bob", BOB) == 400
     ring.send(*(ask("alice", number) for number in range(PRICE_OF_BAD_UPLOAD // CREDIT_OF_SEQUENCE)))
     assert status("alice", ALICE) == 400
+
+
+def test_a_full_disk_costs_the_caller_nothing_and_is_told_as_the_servers(
+    demo: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), tmp_path)
+
+    ring = Ring(demo)
+    ring.loop._adapters = AdapterTable(inline=InlineAdapters(tmp_path, 64, 1 << 20))
+    ring.tenants = Tenants((Tenant("alice", "user"),))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for _ in range(MAX_CREDIT // PRICE_OF_BAD_UPLOAD + 1):
+        piece = AdapterPiece("lora", 1, "0" * 64, 1, b"{}")
+        ring.send(ControlRequest(ALICE, 1, "put_adapter", adapter=piece, tenant="alice"))
+        while ring.loop.turn():
+            pass
+        (reply,) = (each for outbox in ring.detokenizers for each in outbox.drain())
+        assert isinstance(reply, ControlReply)
+        error = msgspec.msgpack.decode(reply.body, type=ErrorInfo)
+        assert (error.status, error.param) == (500, "lora_config")
+        assert "No space left on device" in error.message
+        assert str(tmp_path) not in error.message
 
 
 def test_a_refusal_is_still_a_terminal_for_each_sequence(
