@@ -193,11 +193,13 @@ class Vocabulary:
         return self._tokenizer.template_variables
 
     def _open_template(self) -> None:
-        """Read the chat template, if that has not been done."""
+        """Read the chat template, if that has not been done. Other threads wait meanwhile."""
         if self._tokenizer.is_template_open:
             return
-        with self._opening, _kept():
-            self._tokenizer.template_variables  # noqa: B018
+        with self._opening:
+            if not self._tokenizer.is_template_open:
+                with _kept():
+                    self._tokenizer.template_variables  # noqa: B018
 
     def render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
         """Return the text of a conversation, rendered by the chat template. Raises InvalidRequest."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -96,3 +97,29 @@ def test_a_tokenizer_that_is_loaded_is_looked_through_by_no_collection(is_frozen
         assert any(each is vocabulary for each in gc.get_objects()) != is_frozen
     finally:
         gc.unfreeze()
+
+
+def test_a_template_that_another_thread_has_opened_is_not_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each opening freezes all objects of the process, those of requests too."""
+    tokenizer = load(DEMO_MODEL, prepared=DEMO_MODEL / "tokenizer.json")
+    vocabulary, opened = Vocabulary(tokenizer), []
+    assert not tokenizer.is_template_open
+
+    class OtherIsFirst:
+        def __enter__(self) -> None:
+            assert tokenizer.template_variables
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    @contextmanager
+    def kept() -> Iterator[None]:
+        opened.append(1)
+        yield
+
+    monkeypatch.setattr(vocabulary, "_opening", OtherIsFirst())
+    monkeypatch.setattr(tokenizer_module, "_kept", kept)
+    assert vocabulary.render([{"role": "user", "content": "x"}], {})
+    assert not opened
