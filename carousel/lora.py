@@ -41,18 +41,6 @@ class LoRARequest:
     lora_int_id: int
     lora_path: str = ""
 
-    @property
-    def name(self) -> str:
-        return self.lora_name
-
-    @property
-    def adapter_id(self) -> int:
-        return self.lora_int_id
-
-    @property
-    def path(self) -> str:
-        return self.lora_path
-
 
 class PackedWeights(NamedTuple):
     """The two files of an adapter's directory, as they are sent."""

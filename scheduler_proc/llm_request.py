@@ -90,11 +90,6 @@ class LlmRequest:
         req = self._req
         return max(0, (req.num_tokens if req.row < 0 else req.num_given) - req.kv_len)
 
-    @property
-    def num_pauses(self) -> int:
-        """Number of times that it was retracted."""
-        return self._req.num_retractions
-
 
 RequestList: TypeAlias = list[LlmRequest]
 

@@ -412,10 +412,11 @@ def test_what_ends_a_search_is_its_one_response(make: Make) -> None:
     assert response.is_final
 
 
-def test_an_aborted_request_still_gives_its_final_response(make: Make) -> None:
+@pytest.mark.parametrize("name", ["abort_request", "cancel_request"])
+def test_an_aborted_request_still_gives_its_final_response(make: Make, name: str) -> None:
     executor, ring = make()
     request_id = executor.enqueue_request(request_of("x"))
-    executor.abort_request(request_id)
+    getattr(executor, name)(request_id)
     ring.wait_abort()
     ring.send(output(ring.wait_request(), "so far", finish=finish("abort")))
     (response,) = executor.await_responses(request_id, timeout=WAIT_S)
