@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from carousel.client.async_ import AsyncClient
 from carousel.lora import LoRARequest
 from carousel.server.admin.metrics import Metrics
+from carousel.server.admin.shared_answer import SNAPSHOT_INTERVAL_S, SharedAnswer
 from carousel.server.admin.siblings import Siblings
-from carousel.server.admin.snapshot import SharedSnapshot
 from carousel.server.answer.quiet_streams import QuietStreams
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import KEEPING, KEPT_BYTES, BodyPool
@@ -35,10 +37,10 @@ from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.base.random_ids import random_id
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.ring.adapters_file import AdaptersFile
-from runtime.ring.process import LaunchFile
+from runtime.ring.process import LaunchFile, process_name
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import NO_LORA
-from runtime.wire.status_page import StatusPage
+from runtime.wire.status_page import ProcessStatus, StatusPage
 
 # Less than the ten seconds after which a scrape gives up by default.
 CONTROL_TIMEOUT_S = 5.0
@@ -89,7 +91,9 @@ class ServerState:
     json_room: JsonRoom = field(default_factory=JsonRoom)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request of /health_generate."""
-    snapshots: SharedSnapshot = field(init=False)
+    snapshots: SharedAnswer = field(init=False)
+    metric_texts: SharedAnswer = field(init=False)
+    """Answers of /metrics, each of which asks the scheduler and takes the loop 1 ms or more."""
     long_answers: FairThreads = field(init=False)
     """Thread that formats long answers. Their cost is their number of bytes."""
     bodies: BodyPool = field(init=False)
@@ -113,7 +117,8 @@ class ServerState:
         )
         self.quiet = QuietStreams(config.sse_keep_alive_interval)
         self.adapters = AdaptersFile(None, config.adapter_paths)
-        self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
+        self.snapshots = SharedAnswer(self._snapshot, SNAPSHOT_INTERVAL_S)
+        self.metric_texts = SharedAnswer(self._metric_text)
         self.long_answers = FairThreads(
             1,
             "answers",
@@ -171,9 +176,19 @@ class ServerState:
         if state != "ready" or not self.client.is_connected:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
 
-    async def runtime_info(self) -> dict[str, Any]:
-        """Return what the scheduler says about itself now. Raises RequestError (503) or RingClosed."""
-        return await self.ask(self.client.server_info)
+    def processes(self) -> dict[str, ProcessStatus]:
+        """Return the slots of the status page by the names of the processes."""
+        return {
+            process_name(role, index, self.config): self.status.read(role, index)
+            for role, index in self.status.slots()
+        }
+
+    async def _snapshot(self) -> bytes:
+        return msgspec.json.encode(await self.ask(self.client.snapshot))
+
+    async def _metric_text(self) -> bytes:
+        info = await self.ask(self.client.server_info)
+        return self.metrics.render(self.status.read("scheduler"), info, self.processes())
 
     async def statistics(self, read: Callable[..., Awaitable[list[Any]]], about: Any) -> list[Any]:
         """Return the statistics that the client's method `read` returns for `about`. Raises RequestError

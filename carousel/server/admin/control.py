@@ -19,7 +19,7 @@ from carousel.server.request.body import read_optional_body
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
-from runtime.ring.process import FIRST_EPOCH, process_name
+from runtime.ring.process import FIRST_EPOCH
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import ProcessStatus
 
@@ -28,11 +28,11 @@ SECRETS = frozenset({"api_key"})
 
 
 async def metrics(request: Request) -> Response:
-    """Answer with metrics in Prometheus' text format. 503 if the runtime does not answer."""
+    """Answer with metrics in Prometheus' text format. Callers who come while an answer is made share it. 503
+    if the runtime does not answer.
+    """
     server: ServerState = request.app.state.server
-    info = await server.runtime_info()
-    text = server.metrics.render(server.status.read("scheduler"), info, _processes(server))
-    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await server.metric_texts.read(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def stats(request: Request) -> Response:
@@ -41,7 +41,7 @@ async def stats(request: Request) -> Response:
     load = server.status.read("scheduler")
     return _json(
         {
-            "processes": {name: _process(status) for name, status in _processes(server).items()},
+            "processes": {name: _process(status) for name, status in server.processes().items()},
             "num_running": load.num_running,
             "num_waiting": load.num_waiting,
             "queued_prompt_tokens": load.queued_prompt_tokens,
@@ -139,14 +139,6 @@ def client_of(request: Request) -> AsyncClient:
     """Return the runtime's client for the caller's tenant. Only admins may call the runtime with it."""
     server: ServerState = request.app.state.server
     return server.client.of_tenant(tenant_of(request.scope).name)
-
-
-def _processes(server: ServerState) -> dict[str, ProcessStatus]:
-    """Return the slots of the status page by the names of the processes."""
-    return {
-        process_name(role, index, server.config): server.status.read(role, index)
-        for role, index in server.status.slots()
-    }
 
 
 def _process(status: ProcessStatus) -> dict[str, Any]:

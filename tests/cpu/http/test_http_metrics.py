@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from carousel.client.core.result import Delta
 from carousel.server.admin.metrics import Metrics, RequestTimer
-from runtime.wire.messages import Usage
+from runtime.wire.messages import ControlRequest, Usage
 from runtime.wire.status_page import ProcessStatus
 from tests.cpu.http.test_http_control import INFO
+from tests.harness.http.http_front import http_front
 from tests.harness.ring.launched import launched
 
+NUM_SCRAPES = 10
 OTHER_PROCESS = """
 import sys
 import time
@@ -124,3 +127,15 @@ def test_adapters_are_counted_where_they_are_served(tmp_path: Path) -> None:
         assert f"\n{line}\n" in found
     plain = {name: value for name, value in INFO.items() if "adapter" not in name and name != "max_loras"}
     assert "lora" not in text_of(plain)
+
+
+def test_scrapes_that_come_while_one_is_under_way_share_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carousel.server.server_state.CONTROL_TIMEOUT_S", 2.0)
+    with http_front(tmp_path) as front, ThreadPoolExecutor(NUM_SCRAPES) as pool:
+        front.ring.answers_questions = False
+        statuses = list(pool.map(lambda _: front.http.get("/metrics").status_code, range(NUM_SCRAPES)))
+        asked = [each for _, each in front.ring.arrivals if isinstance(each, ControlRequest)]
+    assert statuses == [503] * NUM_SCRAPES
+    assert len(asked) <= 2, "for all of them"
