@@ -24,6 +24,7 @@ from carousel.batch.lines import (
     refused,
 )
 from carousel.http_client import HttpAnswer
+from tests.harness.cases import for_each
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 REQUEST = BatchRequest(1, "a", "/v1/completions", b"{}")
@@ -46,7 +47,7 @@ def test_a_field_that_is_no_text_is_not_decoded(field: str) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("url", URLS)
+@for_each("url", URLS)
 def test_a_line_is_sent_as_its_body_is_written(url: str) -> None:
     line = read_line(
         7, b'{"custom_id":"a","method":"POST","url":"%b","body":{"a" : 1e2, "a":2}}' % url.encode()
@@ -54,7 +55,7 @@ def test_a_line_is_sent_as_its_body_is_written(url: str) -> None:
     assert line == BatchRequest(7, "a", url, b'{"a" : 1e2, "a":2}')
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "custom_id", "code", "says"),
     [
         (b"{", None, "invalid_json_line", "malformed|truncated"),
@@ -111,8 +112,8 @@ def test_answers_are_lines_of_openais_form() -> None:
     assert output == {"custom_id": "a", "response": response, "error": None}
 
 
-@pytest.mark.parametrize("body", [b"<html>\n", b"\xff", b"", b'{"a": "\xff"}', b"[" * 10_000])
-@pytest.mark.parametrize("status", [200, 400])
+@for_each("body", [b"<html>\n", b"\xff", b"", b'{"a": "\xff"}', b"[" * 10_000])
+@for_each("status", [200, 400])
 def test_an_answer_that_is_not_json_is_text(status: int, body: bytes) -> None:
     line = answered(REQUEST, HttpAnswer(status, {}, body))
     assert not line.is_good

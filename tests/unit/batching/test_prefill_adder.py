@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from scheduler_proc.batching.prefill_adder import PrefillAdder, StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
@@ -12,6 +11,7 @@ from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.request import Request
 from scheduler_proc.features.base import Cost, RequestFeature
+from tests.harness.cases import for_each
 from tests.harness.scheduler.scheduler_parts import manager, request, seat
 
 
@@ -33,7 +33,7 @@ def admit(kv: KVCacheManager, adder: PrefillAdder, req: Request) -> bool:
     return adder.try_admit(req, kv.match(req))
 
 
-@pytest.mark.parametrize(("budget", "num_new"), [(64, 30), (30, 30), (29, 28), (9, 8), (4, 4), (3, 3)])
+@for_each(("budget", "num_new"), [(64, 30), (30, 30), (29, 28), (9, 8), (4, 4), (3, 3)])
 def test_a_chunk_ends_with_a_page_unless_it_is_the_last_or_shorter_than_one(
     budget: int, num_new: int
 ) -> None:
@@ -134,7 +134,7 @@ class Demanding(RequestFeature):
         return self._cost
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("cost", "fits"),
     [
         (Cost(rows=4), True),

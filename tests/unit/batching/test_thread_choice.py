@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from model_worker.runner.recording.thread_choice import LOOK, MAX_TOKENS, TRIAL, Limit, ThreadChoice, limits
+from tests.harness.cases import for_each
 
 ALL = Limit(2, 0.0)
 MANY = 32 * TRIAL
@@ -78,7 +79,7 @@ def test_large_steps_have_all_threads_and_each_size_its_own_limit() -> None:
     assert steps.choice.begin_step(b"row0", 1) == Limit(1, 1.0)
 
 
-@pytest.mark.parametrize(("most", "fewer"), [(1, []), (2, [1]), (3, [2]), (16, [15, 8])])
+@for_each(("most", "fewer"), [(1, []), (2, [1]), (3, [2]), (16, [15, 8])])
 def test_one_thread_less_and_half_of_them_are_tried(most: int, fewer: list[int]) -> None:
     steps = Steps(most, lambda _: 1e-3)
     steps.run(len(limits(most)) * TRIAL + 1)

@@ -20,6 +20,7 @@ from carousel.server.chat.reader import Markers
 from carousel.server.chat.tools import ANY
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.chat_formats import REASONING, TOOL_CALLS
+from tests.harness.cases import for_each
 from tests.unit.chat.cases import TOOLS, VALUES, Item, plan, read, spelled
 
 FAMILIES = list(TOOL_FORMATS)
@@ -98,10 +99,8 @@ def test_text_around_calls_is_content(family: str) -> None:
     assert as_values(every_way(plan(family), f"\n\n{calls}\n\n")) == [("call", "weather", {"city": "Ulm"})]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    "text", ["", " ", "\n x ", "a {b} [c](d) <e> f(g)", '{"name": 1}', "[1, 2]", "[now, x]"]
-)
+@for_each("family", FAMILIES)
+@for_each("text", ["", " ", "\n x ", "a {b} [c](d) <e> f(g)", '{"name": 1}', "[1, 2]", "[now, x]"])
 def test_what_is_no_call_is_content_as_it_is(family: str, text: str) -> None:
     assert every_way(plan(family), text) == ([("text", text)] if text else [])
 
@@ -137,14 +136,14 @@ def is_json(text: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_each("family", FAMILIES)
 def test_a_function_that_is_not_offered_is_a_call_where_markers_say_so(family: str) -> None:
     text = spelled(family, [("unknown", {"a": "1"})])
     expected: list[Any] = [("text", text)] if family in UNMARKED else [("call", "unknown", {"a": "1"})]
     assert as_values(every_way(plan(family), text)) == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_each("family", FAMILIES)
 def test_arguments_come_before_the_call_ends(family: str) -> None:
     text = spelled(family, [("weather", {"days": 1, "city": "x" * 200})])
     parser = AnswerParser(plan(family))
@@ -154,7 +153,7 @@ def test_arguments_come_before_the_call_ends(family: str) -> None:
     assert num_deltas >= (1 if family == "pythonic" else 150)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@for_each("family", FAMILIES)
 def test_at_most_one_call_where_the_request_says_so(family: str) -> None:
     text = spelled(family, [("weather", {"days": 1}), ("now", {})])
     how = plan(family, max_calls=1)
@@ -198,7 +197,7 @@ def test_calls_in_json_may_be_spelled_in_several_ways(inside: str, expected: Ite
     assert every_way(plan("hermes"), f"<tool_call>{inside}") == [expected]  # the last tag left out
 
 
-@pytest.mark.parametrize(
+@for_each(
     "inside",
     [
         "",
@@ -239,7 +238,7 @@ def test_llama_puts_calls_behind_a_tag() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         ("<|python_start|>[now()]<|python_end|>", [call("now")]),
@@ -265,7 +264,7 @@ def test_pythonic_calls(text: str, expected: list[Item]) -> None:
     assert every_way(plan("pythonic"), text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "text", "expected"),
     [
         ("city", "12", "12"),
@@ -302,7 +301,7 @@ def test_qwen3_coder_may_leave_out_the_outer_tag() -> None:
 # -- reasoning -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("thinking", "text", "expected"),
     [
         ("may begin", "<think>\n hm\n\n</think>\n\n Hi\n", [("reasoning", " hm"), ("text", " Hi\n")]),
@@ -317,12 +316,12 @@ def test_qwen3_coder_may_leave_out_the_outer_tag() -> None:
         ("none", "Hi </think> x", [("text", "Hi </think> x")]),
     ],
 )
-@pytest.mark.parametrize("family", ["", "hermes"])
+@for_each("family", ["", "hermes"])
 def test_reasoning_is_told_apart(family: str, thinking: Any, text: str, expected: list[Item]) -> None:
     assert every_way(plan(family, "qwen3", thinking), text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         (
@@ -351,7 +350,7 @@ def test_channels_of_gpt_oss(text: str, expected: list[Item]) -> None:
     assert every_way(plan("gpt_oss", "gpt_oss", "may begin"), text) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reasoning",
     [name for name, each in REASONING_FORMATS.items() if each.read is None and not each.ends_at_call],
 )
@@ -477,8 +476,8 @@ def test_text_that_cannot_begin_a_marker_need_not_be_read(left_out: Markers) -> 
     assert parser.is_plain("nd") is not has_special, "with what is held back it may be a marker"
 
 
-@pytest.mark.parametrize("reasoning", [name for name, each in REASONING_FORMATS.items() if each.ends_at_call])
-@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "glm45"])
+@for_each("reasoning", [name for name, each in REASONING_FORMATS.items() if each.ends_at_call])
+@for_each("family", ["hermes", "qwen3_coder", "glm45"])
 def test_a_call_ends_reasoning_whose_closing_tag_is_left_out(reasoning: str, family: str) -> None:
     tags = REASONING_FORMATS[reasoning]
     text = f"{tags.begin}\nI write <tool_call> and then\n\n{spelled(family, [('weather', {'days': 1})])}"

@@ -13,6 +13,7 @@ from carousel.server.chat.answer import AnswerPlan
 from carousel.server.chat.reader import Markers
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from runtime.wire.messages import Usage
+from tests.harness.cases import for_each
 from tests.unit.chat.cases import plan
 
 TEXT = "Words, (a < b) and x[0], and <b>more</b> of <tool and\n  so on."
@@ -50,8 +51,8 @@ def told(
     return found
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize("ids", [False, True])
+@for_each("continuous", [False, True])
+@for_each("ids", [False, True])
 def test_text_that_begins_no_marker_has_the_events_of_a_chat_without_tools(
     *, continuous: bool, ids: bool
 ) -> None:

@@ -17,6 +17,7 @@ from carousel.server.responses.input_items import messages_of
 from carousel.server.responses.item_reader import ItemReader
 from carousel.server.responses.types import ResponsesBody
 from runtime.base.errors import InvalidRequest
+from tests.harness.cases import for_each
 from tests.unit.chat.cases import plan
 
 TEXT = 'Well, <b>.<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call> And so on.'
@@ -131,8 +132,8 @@ def test_parts_of_a_delta_without_text_give_their_logprobs_at_once() -> None:
     assert sizes == [50, 50, 50]
 
 
-@pytest.mark.parametrize("reason", ["stop", "length"])
-@pytest.mark.parametrize("seed", range(8))
+@for_each("reason", ["stop", "length"])
+@for_each("seed", range(8))
 def test_text_has_the_logprobs_of_its_tokens_and_of_no_others(seed: int, reason: str) -> None:
     rng, pieces, rest = random.Random(seed), list[str](), TEXT
     while rest and seed:

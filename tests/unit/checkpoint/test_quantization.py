@@ -14,6 +14,7 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.quantization import CheckpointQuantization, read_quantization
 from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
+from tests.harness.cases import for_each
 
 _COMPRESSED: dict[str, Any] = {
     "quant_method": "compressed-tensors",
@@ -65,7 +66,7 @@ def _kv_cache(**changes: Any) -> dict[str, Any]:
     return _changed("", kv_cache_scheme=_KV_CACHE | changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("raw", "expected"),
     [
         (None, None),
@@ -95,7 +96,7 @@ def test_formats_that_are_read(raw: Any, expected: CheckpointQuantization | None
     assert read_quantization(raw) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("raw", "named"),
     [
         *(

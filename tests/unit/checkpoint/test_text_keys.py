@@ -13,6 +13,7 @@ from runtime.checkpoint.architectures import TEXT_PARTS
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.checkpoint.rope_config import RopeConfig
+from tests.harness.cases import for_each
 
 _GEMMA3_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],
@@ -169,7 +170,7 @@ def test_the_library_is_not_asked_for_it(tmp_path: Path) -> None:
         read_model_config(tmp_path, "transformers")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "ours"),
     [
         ("language_model.model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),

@@ -12,6 +12,7 @@ from carousel.client.core.request.submission import Submission
 from runtime.base.errors import InvalidRequest
 from runtime.wire.handle import make_handle
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 
 
 def wired(stream: bool = False, **fields: Any) -> SamplingParams:
@@ -19,7 +20,7 @@ def wired(stream: bool = False, **fields: Any) -> SamplingParams:
     return build_request(make_handle(1, 1), Submission([1, 2], sampling, stream)).sampling
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "width", "n"),
     [
         ({"beam_width": 4}, 4, 1),
@@ -53,14 +54,14 @@ def test_without_use_beam_search_a_width_means_nothing() -> None:
     assert (got.num_beams, got.n, got.temperature) == (1, 6, 0.7)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "on_the_wire"), [(False, 0), (0, 0), (True, 1), (1, 1), (2, 2), (7, 2), (-1, 2), ("never", 2)]
 )
 def test_forms_of_early_stopping(given: Any, on_the_wire: int) -> None:
     assert wired(use_beam_search=True, n=2, early_stopping=given).early_stopping == on_the_wire
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "param"),
     [
         ({"beam_width": 0}, "beam_width"),

@@ -19,6 +19,7 @@ from runtime.launcher.command_line import parse_args
 from runtime.settings.keywords import flags_of_keywords
 from runtime.settings.server_settings import HTTP_SETTINGS
 from runtime.wire.status_page import StatusPage
+from tests.harness.cases import for_each
 from tests.harness.ring.other_user import give_away
 
 
@@ -176,7 +177,7 @@ def test_llm_has_presets_and_what_the_caller_says_wins() -> None:
             flags_of_keywords({"preset": unknown})
 
 
-@pytest.mark.parametrize("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))
+@for_each("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not a setting of LLM"):
         LLM(**dict[str, Any]({name: "x"}))

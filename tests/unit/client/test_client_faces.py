@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
-
 import carousel
 from carousel import AsyncClient, Client
+from tests.harness.cases import for_each
 
 BOTH = sorted(set(dir(Client)) & set(dir(AsyncClient)))
 CALLS = [name for name in BOTH if not name.startswith("_")]
@@ -19,7 +18,7 @@ def test_all_that_asks_the_ring_can_be_asked_either_way() -> None:
     assert {name for name in {*dir(Client), *dir(AsyncClient)} if name[0] != "_"} == own | set(CALLS)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@for_each("name", CALLS)
 def test_each_call_has_words_and_one_set_of_arguments(name: str) -> None:
     here, there = getattr(Client, name), getattr(AsyncClient, name)
     assert inspect.getdoc(here)

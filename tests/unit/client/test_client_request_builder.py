@@ -22,6 +22,7 @@ from runtime.wire.handle import make_handle
 from runtime.wire.messages import GenerateRequest
 from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 
 HANDLE = make_handle(1, 2)
 CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
@@ -76,7 +77,7 @@ def test_best_of_is_the_number_of_sequences_and_brings_logprobs_to_choose_by() -
     assert (same.n, same.best_of, same.logprobs) == (3, None, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "spelled", "wire"),
     [
         ("bad_words", "no", ("no",)),
@@ -101,7 +102,7 @@ def test_numpys_float_is_a_number_like_any_other() -> None:
     assert msgspec.msgpack.encode(sent) == msgspec.msgpack.encode(wanted)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompt", "sampling", "options", "param"),
     [
         ("x", {}, {"time_limit": 0}, "time_limit"),
@@ -172,7 +173,7 @@ def test_retention_has_a_short_form_and_takes_durations_either_way() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "says"),
     [
         (7, "must be KvCacheRetentionConfig, got int"),
@@ -206,7 +207,7 @@ def test_wrong_retention_is_refused_by_name(config: Any, says: str) -> None:
     assert caught.value.param == "kv_cache_retention_config"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "sent"),
     [(7, 7), (-5, (1 << 63) - 5), (-(1 << 63), 0), ((1 << 63) + 9, 9), ((1 << 64) - 1, (1 << 63) - 1)],
 )
@@ -261,14 +262,14 @@ def test_a_label_that_two_threads_release_at_once_is_free() -> None:
     assert len(book) == 0
 
 
-@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@for_each("role", ["system", "user", "assistant", "tool"])
 def test_content_may_be_parts_of_text(role: str) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     (message,) = build([{"role": role, "content": parts}]).messages or ()
     assert (message.role, message.content) == (role, "a\nb")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("part", "named"),
     [
         ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),

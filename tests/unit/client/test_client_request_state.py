@@ -18,6 +18,7 @@ from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sibling
 from runtime.wire.messages import ErrorInfo, Finish, SequenceOutput, TensorEntry, Usage
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 
 NUMBER = 1 << 33
 
@@ -101,7 +102,7 @@ def test_the_deltas_of_random_pieces_add_up_to_the_completion() -> None:
         assert [each.token_ids for each in completion.outputs] == [[ord(c) for c in text] for text in sent]
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "abort", "timeout"])
+@for_each("reason", ["stop", "length", "abort", "timeout"])
 def test_every_finish_reason_keeps_what_there_is(reason: str) -> None:
     state = state_of()
     (delta,) = state.receive([out(state, 0, "ab", finish=end(2, reason))])

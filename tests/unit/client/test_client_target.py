@@ -13,9 +13,10 @@ from carousel.client.connection.target import make_target
 from runtime.base.errors import ConfigError
 from runtime.ring.keys import CLIENT, ServerKeys, make_keys
 from runtime.ring.run_dir import RunDir
+from tests.harness.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     "address",
     [
         "tcp://127.0.0.1",

@@ -18,6 +18,7 @@ from carousel.conversation import (
 )
 from carousel.server.request.field_table import FIELD_TABLES
 from runtime.base.errors import InvalidRequest
+from tests.harness.cases import for_each
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -53,7 +54,7 @@ def test_one_and_several_are_told_apart() -> None:
     assert conversations_of([[USER], (USER, USER)]) == [[USER], [USER, USER]]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("messages", "param", "words"),
     [
         ("x", "messages", "must be a list of messages"),
@@ -93,7 +94,7 @@ def test_tools_are_a_list_or_its_json() -> None:
     assert pack_tools(None) == pack_tools([]) == b""
 
 
-@pytest.mark.parametrize("tools", ["x", {"a": 1}, ["x"], [{"a": object()}], 3])
+@for_each("tools", ["x", {"a": 1}, ["x"], [{"a": object()}], 3])
 def test_other_tools_are_refused(tools: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^tools") as caught:
         pack_tools(tools)

@@ -15,6 +15,7 @@ from carousel.client.core.request.request_builder import build_request
 from carousel.client.core.request.submission import RequestOptions, Submission, options_per_prompt
 from runtime.wire.handle import make_handle
 from runtime.wire.plan import AdapterRef
+from tests.harness.cases import for_each
 
 HANDLE = make_handle(1, 2)
 
@@ -37,7 +38,7 @@ def test_a_path_is_that_of_the_caller() -> None:
     assert wire(LoRARequest("sql", 3, Path("/there"))) == AdapterRef("sql", 3, "", "/there")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("request_", "field"),
     [
         ("sql", "must be a LoRARequest"),
@@ -83,7 +84,7 @@ def test_a_generation_request_takes_one() -> None:
 WEIGHTS = {"x.lora_A.weight": np.zeros((2, 3), np.float32)}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "reason"),
     [
         (LoraConfig(0), "task_id"),

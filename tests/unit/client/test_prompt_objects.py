@@ -8,11 +8,12 @@ import pytest
 
 from carousel import InvalidRequest
 from carousel.client.prompt_objects import without_objects
+from tests.harness.cases import for_each
 
 TALK = [{"role": "user", "content": "a"}]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "meant"),
     [
         ({"prompt": "a"}, "a"),
@@ -32,7 +33,7 @@ def test_an_object_is_the_text_or_the_ids_that_it_has(given: Any, meant: Any) ->
     assert without_objects(given) == meant
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "reason"),
     [
         ({"prompt": "a", "multi_modal_data": {"image": b"x"}}, "multi_modal_data .* for text only"),

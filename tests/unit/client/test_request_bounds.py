@@ -22,6 +22,7 @@ from runtime.wire.handle import make_handle
 from runtime.wire.messages import UNIONS
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import MessageCodec
+from tests.harness.cases import for_each
 
 CODEC = MessageCodec(UNIONS["tokenizer_in"], 0)
 HANDLE = make_handle(1, 1)
@@ -90,7 +91,7 @@ def test_parameters_together_are_refused_or_received() -> None:
     assert 200 < sent < 1900
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         *("priority", "cache_salt", "label", "add_special_tokens", "continue_final_message", "time_limit"),
@@ -106,7 +107,7 @@ def test_each_option_is_refused_or_received(name: str) -> None:
     assert not all(sent)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("prompt", "sampling", "options", "field"),
     [
         ("a\ud800", {}, {}, "prompt"),

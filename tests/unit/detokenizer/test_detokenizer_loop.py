@@ -24,6 +24,7 @@ from runtime.wire.messages import (
     TensorBatch,
     TokenBatch,
 )
+from tests.harness.cases import for_each
 from tests.harness.ring.detokenizer_ring import EOS, RAW, Ring, logprobs
 from tests.harness.ring.hostile_frames import hostile_frames
 
@@ -88,7 +89,7 @@ def pieces_of(ring: Ring, handle: bytes) -> list[int]:
     return [len(unpack_ids(output.token_ids)) for output in ring.outputs if output.handle == handle]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("interval", "num_tokens", "pieces"),
     [(1, 4, [1, 1, 1, 1, 0]), (4, 11, [1, 4, 4, 2]), (4, 9, [1, 4, 4, 0]), (4, 1, [1, 0]), (99, 7, [1, 6])],
 )

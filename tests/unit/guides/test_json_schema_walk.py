@@ -9,6 +9,7 @@ import pytest
 
 from runtime.guides.json_schema import SchemaRefused, schema_of
 from runtime.guides.keywords import KEYWORDS
+from tests.harness.cases import for_each
 
 VOCABULARY = """
 $schema $id $ref $anchor $dynamicRef $dynamicAnchor $vocabulary $comment $defs prefixItems items contains
@@ -36,7 +37,7 @@ def test_every_keyword_of_the_vocabulary_has_a_row() -> None:
     assert not set(VOCABULARY.split()) - KEYWORDS.keys()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "schema",
     [
         {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]},
@@ -53,7 +54,7 @@ def test_plain_keywords_stay_as_they_are(schema: Any) -> None:
     assert walked(schema) == schema
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "pointer", "word"),
     [
         ({"properties": {"a/b": {"not": {}}}}, "/properties/a~1b/not", "not is not supported"),
@@ -85,9 +86,7 @@ def test_what_is_refused_is_named_with_its_place(schema: Any, pointer: str, word
     assert word in message
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"minimum": NaN}', '{"minimum": 1e999}', "[" * 100_000, '{"items":' * 5000]
-)
+@for_each("text", ["", "{", '{"minimum": NaN}', '{"minimum": 1e999}', "[" * 100_000, '{"items":' * 5000])
 def test_what_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(SchemaRefused):
         schema_of(text)
@@ -143,7 +142,7 @@ TAGGED = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "branches",
     [
         [{"type": "integer"}, {"type": "string"}, {"type": ["null", "array"]}],
@@ -163,7 +162,7 @@ def test_one_of_disjoint_branches_is_any_of(branches: list[Any]) -> None:
     assert walked({"oneOf": branches}) == {"anyOf": branches}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "branches",
     [
         [{"type": "integer"}, {"type": "number"}],

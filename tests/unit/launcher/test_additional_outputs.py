@@ -11,6 +11,7 @@ from runtime.launcher.checks.additional_outputs import check_additional_outputs
 from runtime.sampling.additional_outputs import check_asked, check_served
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 
 GOOD = "hidden_states,hidden_states:0,hidden_states:4,self_attn:3,mlp:0"
 
@@ -22,7 +23,7 @@ def test_names_of_a_launch_are_listed_once_each() -> None:
     check_served(GOOD.split(","), num_layers=4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     ["hidden_states:5", "hidden_states:-1", "hidden_states:01", "hidden_states:", "mlp:4", "mlp", "x:²"],
 )

@@ -10,6 +10,7 @@ import pytest
 from runtime.base.errors import ConfigError
 from runtime.launcher.checks.chat_formats import with_chat_formats
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
+from tests.harness.cases import for_each
 
 HERMES = '{% if tools %}<tool_call>{"name": 1, "arguments": 2}</tool_call>{% endif %}'
 TEMPLATES = {
@@ -40,7 +41,7 @@ def chosen(template: str, **settings: str) -> tuple[str, str]:
     return config.tool_call_parser, config.reasoning_parser
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@for_each("template", TEMPLATES)
 def test_auto_goes_by_the_chat_template(template: str) -> None:
     assert chosen(template) == TEMPLATES[template]
 
@@ -49,7 +50,7 @@ def test_the_demo_model_calls_tools() -> None:
     assert chosen((DEMO_MODEL / "chat_template.jinja").read_text()) == ("hermes", "none")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "own"),
     [("hermes", "hermes"), ("qwen25", "hermes"), ("llama3", "llama3_json"), ("deepseekv31", "deepseek_v31")],
 )
@@ -62,7 +63,7 @@ def test_reasoning_has_names_too() -> None:
     assert chosen(HERMES + "</think>", reasoning_parser="none", tool_call_parser="none") == ("none", "none")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "settings", "message"),
     [
         (

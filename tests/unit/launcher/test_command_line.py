@@ -11,6 +11,7 @@ from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import parse_args
 from runtime.settings.config import LISTS, PATHS, SETTINGS, from_values
 from runtime.settings.keywords import LLM_SETTINGS, flags_of_keywords, given_settings
+from tests.harness.cases import for_each
 
 NAMES_A_PATH = re.compile(r"(PEM |private )?(file|directory) |serve HTTPS with the certificate in")
 """Descriptions of settings that are paths."""
@@ -52,20 +53,20 @@ def test_an_empty_text_is_a_variable_that_is_not_set_and_not_the_default(text: s
                 raise AssertionError((words, parse_args(words)))
 
 
-@pytest.mark.parametrize("words", ["--page-size=", "--seed=", "--dtype=", "-tp=", "--max-model-len="])
+@for_each("words", ["--page-size=", "--seed=", "--dtype=", "-tp=", "--max-model-len="])
 def test_so_is_one_in_the_place_of_a_number_or_of_a_peers_value(words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words[:-1]}: the value is empty"):
         parse_args([words])
 
 
-@pytest.mark.parametrize("words", [["a", ""], ["[]"], ['[""]'], [",", " ,"]])
+@for_each("words", [["a", ""], ["[]"], ['[""]'], [",", " ,"]])
 def test_no_part_of_a_list_is_empty(words: list[str]) -> None:
     for name in LISTS:
         with pytest.raises(ConfigError, match=r"the value is empty"):
             raise AssertionError((name, parse_args(["--" + name.replace("_", "-"), *words])))
 
 
-@pytest.mark.parametrize("name", LISTS)
+@for_each("name", LISTS)
 def test_keywords_of_the_library_may_be_lists_too(name: str) -> None:
     for words in (["a", "b"], ("a", "b")):
         assert flags_of_keywords({"served_model_name": words}) == ["--served-model-name=a,b"]
@@ -82,7 +83,7 @@ def test_keywords_of_the_library_are_no_empty_texts_either() -> None:
     assert flags_of_keywords({"model": ""}) == []  # the default of LLM's own argument: the demo model
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "name", "value"),
     [
         ("--enforce-eager=false", "disable_cuda_graph", False),
@@ -101,7 +102,7 @@ def test_a_switch_takes_a_value_behind_an_equals_sign(words: str, name: str, val
     assert getattr(parse_args([words]), name) is value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "reason"),
     [
         ("--enforce-eager=maybe", "--enforce-eager: expected nothing, true or false, got 'maybe'"),
@@ -137,7 +138,7 @@ def test_none_is_a_keyword_that_is_not_given() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("keyword", "value", "reason"),
     [
         (

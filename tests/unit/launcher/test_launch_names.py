@@ -13,9 +13,10 @@ import pytest
 from runtime.base.errors import AddressInUse, ConfigError
 from runtime.launcher.launch_names import _listen
 from runtime.settings.config import RuntimeConfig
+from tests.harness.cases import for_each
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "bücher..example", "[::1]"])
+@for_each("host", ["192.0.2.1", "no-such-host.invalid", "a..b", "bücher..example", "[::1]"])
 def test_an_address_of_elsewhere_is_the_hosts_fault(host: str) -> None:
     with pytest.raises(ConfigError, match=f"^host: {re.escape(host)} is no address of this machine: ."):
         _listen(host, 0)

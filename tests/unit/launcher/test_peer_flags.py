@@ -23,6 +23,7 @@ from runtime.settings.peer_flags import (
     peer_flag,
 )
 from scheduler_proc.features.speculation.ngram_index import MAX_NGRAM
+from tests.harness.cases import for_each
 from tests.harness.sources import ROOT
 
 # As they stand in scripts: of a spelling, the setting that it becomes, or the words of its line or refusal.
@@ -192,7 +193,7 @@ def cases(table: str) -> list[tuple[str, str]]:
     return [(line, expected) for line, expected in rows]
 
 
-@pytest.mark.parametrize(("line", "expected"), cases(UNDERSTOOD))
+@for_each(("line", "expected"), cases(UNDERSTOOD))
 def test_what_has_a_setting_here_becomes_it(line: str, expected: str) -> None:
     name, _, value = expected.partition(" = ")
     before = shlex.split(BEFORE.get(line, ""))
@@ -202,7 +203,7 @@ def test_what_has_a_setting_here_becomes_it(line: str, expected: str) -> None:
     assert not notes
 
 
-@pytest.mark.parametrize(("line", "reason"), cases(TAKEN))
+@for_each(("line", "reason"), cases(TAKEN))
 def test_what_asks_for_nothing_new_is_taken_with_one_line(line: str, reason: str) -> None:
     config, notes = parse_command_line(shlex.split(line))
     assert config == RuntimeConfig()
@@ -211,7 +212,7 @@ def test_what_asks_for_nothing_new_is_taken_with_one_line(line: str, reason: str
     assert reason in note
 
 
-@pytest.mark.parametrize(("line", "reason"), cases(REFUSED))
+@for_each(("line", "reason"), cases(REFUSED))
 def test_what_cannot_be_had_is_refused_with_what_to_do(line: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
         parse_args(shlex.split(line))
@@ -248,7 +249,7 @@ def test_no_row_hides_behind_a_setting_of_ours() -> None:
     assert set(names) < set(option_names(make_parser()))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "name", "value"),
     [
         (["--max_model_len=25.6k"], "context_length", 25_600),
@@ -277,7 +278,7 @@ def test_values_and_switches_read_as_the_peers_read_them(words: list[str], name:
     assert getattr(parse_args(words), name) == value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "reason"),
     [
         (["--trust-remote-code", "maybe"], "--trust-remote-code: expected nothing, true or false"),
@@ -305,7 +306,7 @@ def test_what_is_wrong_is_said_with_the_option_that_was_given(words: list[str], 
         parse_args(words)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "meant"),
     [
         ("--max-model-length 1024", "--max-model-len"),

@@ -11,6 +11,7 @@ from runtime.base.errors import ConfigError
 from runtime.launcher.hosts.host import places
 from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
+from tests.harness.cases import for_each
 
 PLACES: dict[str, Any] = {
     "context_length": 512,
@@ -20,7 +21,7 @@ PLACES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "has_spec", "says"),
     [
         ({"pp_layers": "3,3"}, True, "pp_layers: there is one stage"),

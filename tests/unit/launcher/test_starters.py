@@ -7,6 +7,7 @@ import pytest
 from runtime.base.errors import ConfigError
 from runtime.launcher.nodes.starters import first_host, with_starter
 from runtime.settings.config import RuntimeConfig
+from tests.harness.cases import for_each
 
 NODES = RuntimeConfig(executor="nodes")
 LWS = {"LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "model-0.model.default"}
@@ -24,7 +25,7 @@ SLURM = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("environment", "found"),
     [
         (LWS, (2, 1, "model-0.model.default")),
@@ -49,7 +50,7 @@ def test_nobody_is_asked_without_executor_nodes() -> None:
     assert with_starter(RuntimeConfig(), LWS).nnodes == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("environment", "said"),
     [
         ({}, "executor: nodes needs --nnodes, or the environment of LeaderWorkerSet, torchrun"),
@@ -65,7 +66,7 @@ def test_what_makes_no_sense_is_refused(environment: dict[str, str], said: str) 
     assert str(refused.value).startswith(said)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hosts", "first"),
     [
         ("", ""),

@@ -21,6 +21,7 @@ from runtime.settings.config import RuntimeConfig, from_values
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
 from scheduler_proc.capacity import CAPACITY_POLICIES
 from scheduler_proc.policy import POLICIES
+from tests.harness.cases import for_each
 from tests.harness.http.tls import CERTIFICATE, FILES, KEY
 
 ENCRYPTED_KEY = """-----BEGIN ENCRYPTED PRIVATE KEY-----
@@ -47,7 +48,7 @@ def test_no_arguments_give_the_declared_defaults() -> None:
     assert parse_args([]) == RuntimeConfig()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("argv", "field", "value"),
     [
         (["--model", "m"], "model", "m"),
@@ -90,7 +91,7 @@ def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, 
     assert getattr(parse_args(argv), field) == value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("argv", "named"),
     [
         (["--page-size", "0"], "page_size"),
@@ -125,21 +126,21 @@ def test_a_value_out_of_range_is_shown_with_its_range() -> None:
         from_values({"no_such_name": 1})
 
 
-@pytest.mark.parametrize("origin", ["foo", "https://a.example/", "a.example", "https://"])
+@for_each("origin", ["foo", "https://a.example/", "a.example", "https://"])
 def test_an_origin_that_no_browser_sends_is_refused(origin: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^cors_origins: "):
         resolved(RuntimeConfig(cors_origins=f"https://b.example:8080, {origin}"), tmp_path)
     assert resolved(RuntimeConfig(cors_origins="*"), tmp_path).origins == ["*"]
 
 
-@pytest.mark.parametrize("name", ["http://a.example", "a.example:80", "a*.example", "*.", "a b"])
+@for_each("name", ["http://a.example", "a.example:80", "a*.example", "*.", "a b"])
 def test_a_host_that_no_browser_sends_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^allowed_hosts: "):
         resolved(RuntimeConfig(allowed_hosts=f"b.example, *.c.example, {name}"), tmp_path)
     assert resolved(RuntimeConfig(allowed_hosts="*, a.example."), tmp_path).host_names == ["*", "a.example."]
 
 
-@pytest.mark.parametrize("given", ["enable_thinking", "[1]", "{a: 1}", '"a"'])
+@for_each("given", ["enable_thinking", "[1]", "{a: 1}", '"a"'])
 def test_variables_of_a_chat_template_are_a_json_object(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^default_chat_template_kwargs: expected a JSON object"):
         resolved(RuntimeConfig(default_chat_template_kwargs=given), tmp_path)
@@ -147,14 +148,14 @@ def test_variables_of_a_chat_template_are_a_json_object(given: str, tmp_path: Pa
     assert resolved(config, tmp_path).template_defaults == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("proxy", ["proxy.example", "10.0.0.1/8", "10.0.0.1:80", "10.0.0"])
+@for_each("proxy", ["proxy.example", "10.0.0.1/8", "10.0.0.1:80", "10.0.0"])
 def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^forwarded_allow_ips: "):
         resolved(RuntimeConfig(forwarded_allow_ips=f"10.0.0.0/8, {proxy}"), tmp_path)
     assert resolved(RuntimeConfig(forwarded_allow_ips="::1, *"), tmp_path).proxies == ["::1", "*"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [
         "llm",
@@ -226,7 +227,7 @@ def test_files_of_tls_that_will_not_do_are_refused_by_name(
         resolved(from_values(files), tmp_path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "setting",
     [
         {"api_workers": 2},
@@ -254,7 +255,7 @@ def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_pat
         resolved(RuntimeConfig(no_http=True, **setting), tmp_path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"restart": "never", "max_restarts": 3}, "max_restarts: with --restart never"),
@@ -383,9 +384,7 @@ def test_what_cannot_be_honoured_is_refused(
         resolved(config, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "address", ["tcp://0.0.0.0:5000", "tcp://*:5000", "tcp://[::]:5000", "tcp://10.0.0.1:1"]
-)
+@for_each("address", ["tcp://0.0.0.0:5000", "tcp://*:5000", "tcp://[::]:5000", "tcp://10.0.0.1:1"])
 def test_other_machines_are_let_in_with_keys_only(tmp_path: Path, address: str) -> None:
     with pytest.raises(ConfigError, match="--curve-dir"):
         resolved(RuntimeConfig(zmq_bind=address), tmp_path)
@@ -467,7 +466,7 @@ def test_names_that_can_be_chosen_are_those_of_the_tables() -> None:
     }
 
 
-@pytest.mark.parametrize("setting", NAMES)
+@for_each("setting", NAMES)
 def test_an_unknown_name_is_refused_before_anything_is_started(tmp_path: Path, setting: str) -> None:
     """The user's own is imported by the process that needs it."""
     flag = setting.replace("_", "-")

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.ring.endpoints import Endpoints, TcpEndpoints
+from tests.harness.cases import for_each
 
 
 def test_every_process_has_a_socket_of_its_own() -> None:
@@ -39,7 +40,7 @@ def test_the_first_port_is_the_first_detokenizers_and_the_tokenizers_come_last()
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("host", "is_loopback"),
     [
         ("127.0.0.1", True),
@@ -56,7 +57,7 @@ def test_only_addresses_that_no_other_machine_reaches_are_loopback(host: str, is
     assert TcpEndpoints.parse(f"tcp://{host}:5000", 1, 1).is_loopback is is_loopback
 
 
-@pytest.mark.parametrize(
+@for_each(
     "address",
     [
         "127.0.0.1:5000",

@@ -30,6 +30,7 @@ from runtime.wire.messages import UNIONS, GiveWay
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import RingStatus
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, MessageCodec
+from tests.harness.cases import for_each
 
 HANDLE = make_handle(client=(1 << 63) - 1, seq=7, index=2, attempt=3)
 RESUME = messages.Resume(pack_ids([1]), 3)
@@ -104,7 +105,7 @@ def classes(union: Any) -> set[type]:
     return set(typing.get_args(union))
 
 
-@pytest.mark.parametrize("name", UNIONS)
+@for_each("name", UNIONS)
 def test_every_message_of_a_union_survives_the_trip(name: str) -> None:
     codec = MessageCodec(UNIONS[name], epoch=4)
     samples = [sample for sample in SAMPLES if type(sample) in classes(UNIONS[name])]
@@ -116,7 +117,7 @@ def test_every_message_of_a_union_survives_the_trip(name: str) -> None:
         assert codec.encode(again) == frame
 
 
-@pytest.mark.parametrize("name", UNIONS)
+@for_each("name", UNIONS)
 def test_messages_of_other_sockets_are_refused(name: str) -> None:
     codec = MessageCodec(UNIONS[name], epoch=0)
     for sample in SAMPLES:
@@ -155,7 +156,7 @@ def test_schema_hash_changes_with_any_field_or_bound() -> None:
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     "body",
     [
         ["GenerateRequest", b"short", list(msgspec.to_builtins(SamplingParams()))],

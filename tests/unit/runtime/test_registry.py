@@ -8,6 +8,7 @@ import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.base.registry import resolve
+from tests.harness.cases import for_each
 
 TABLE = {"path": "pathlib:Path"}
 
@@ -17,7 +18,7 @@ def test_names_and_own_import_strings_are_found() -> None:
     assert resolve("thing", "collections:deque", TABLE).__name__ == "deque"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "says"),
     [
         ("nope", "known: path"),

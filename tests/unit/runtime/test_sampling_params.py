@@ -10,6 +10,7 @@ import pytest
 
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import ELSEWHERE, NOTHING_ASKED, SamplingParams
+from tests.harness.cases import for_each
 
 BAD: list[tuple[str, Any]] = [
     ("max_tokens", 0),
@@ -55,7 +56,7 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), BAD, ids=lambda v: str(v)[:30])
+@for_each(("field", "value"), BAD)
 def test_bad_value_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{field: value}).validate()
@@ -64,7 +65,7 @@ def test_bad_value_is_refused_by_name(field: str, value: Any) -> None:
     assert caught.value.status == 400
 
 
-@pytest.mark.parametrize(
+@for_each(
     "values",
     [
         {},
@@ -91,14 +92,14 @@ def test_ids_outside_the_vocabulary_are_refused(values: dict[str, Any]) -> None:
     SamplingParams(**values).check_vocabulary(4097)
 
 
-@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+@for_each("name", SamplingParams.__struct_fields__)
 def test_none_is_the_default_of_each_parameter_but_max_tokens(name: str) -> None:
     fields: dict[str, Any] = {name: None}
     expected = None if name == "max_tokens" else getattr(SamplingParams(), name)
     assert getattr(SamplingParams(**fields), name) == expected
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@for_each("name", ELSEWHERE)
 def test_none_for_a_name_of_another_library_asks_for_nothing(name: str) -> None:
     fields: dict[str, Any] = {name: None, "top_p": 0.5}
     assert SamplingParams(**fields) == SamplingParams(top_p=0.5)
@@ -114,7 +115,7 @@ def test_none_for_an_unknown_name_is_refused_as_any_value() -> None:
         SamplingParams(no_such_name=None, top_p=None)  # type: ignore[call-arg, arg-type]
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@for_each("name", ELSEWHERE)
 def test_a_name_of_another_library_is_refused_with_ours(name: str) -> None:
     assert name not in SamplingParams.__struct_fields__
     fields: dict[str, Any] = {name: 0 if NOTHING_ASKED.get(name) is True else 1}

@@ -15,12 +15,13 @@ from runtime.sampling.kinds import Number
 from runtime.sampling.table import PARAMETERS, Parameter
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 from tests.harness.row_setups import numbers_of
 
 WITH_EXAMPLE = [p for p in PARAMETERS if p.example is not None]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.path)
+@for_each("block", BLOCKS)
 def test_text_in_other_files_is_what_the_table_says(block: Block) -> None:
     text = (ROOT / block.path).read_text()
     assert written(text, block) == text, "run python -m runtime.sampling.generate"
@@ -63,7 +64,7 @@ def test_default_and_example_are_values_that_may_be_asked_for() -> None:
             assert p.doc, p.name
 
 
-@pytest.mark.parametrize("p", WITH_EXAMPLE, ids=lambda p: p.name)
+@for_each("p", WITH_EXAMPLE)
 def test_an_example_needs_its_features_and_neutral_values_draw_alone(p: Parameter) -> None:
     plain = RowSetup.of(0, 1, SamplingParams())
     assert plain.features == NOISE
@@ -101,7 +102,7 @@ def test_a_logit_divided_by_the_least_repetition_penalty_is_finite() -> None:
     assert np.isfinite(np.float32(1e4) / np.float32(numbers_of(setup).repetition))
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, -0.0])
+@for_each("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, -0.0])
 def test_numbers_that_the_wire_lets_through_are_packed_all_the_same(value: float) -> None:
     """The scheduler trusts the tokenizer with them, and must not die of them."""
     names = [p.name for p in PARAMETERS if isinstance(p.kind, Number)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from runtime.sampling.features import LOGITS
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 from tests.harness.row_setups import numbers_of
 from tests.harness.scheduler.scheduler_parts import manager, request
 
@@ -28,7 +27,7 @@ def test_a_plain_request_tells_the_device_nothing_of_its_history() -> None:
     assert setup_of([7]) == RowSetup.of(0, 3, SamplingParams(seed=1))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "sampling",
     [
         {"repetition_penalty": 1.1},
@@ -67,7 +66,7 @@ def test_every_field_of_the_sampling_reaches_the_device() -> None:
     assert setup.features & LOGITS
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("output", "age"),
     [([], 0), ([9, 9, 9], 3), ([9, 7], 0), ([7, 9, 9], 2), ([7, 8, 9, 7, 9], 1), ([8], 0)],
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import pytest
-
 from carousel.server.http.tls.handshake_turns import TURN_S, HandshakeTurns, network_of
+from tests.harness.cases import for_each
 
 EACH_S = 0.4 * TURN_S
 
@@ -92,7 +91,7 @@ def test_a_turn_that_fails_leaves_the_others_theirs() -> None:
     assert made == ["next"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("address", "network"),
     [
         ("192.0.2.1", "192.0.2.1"),

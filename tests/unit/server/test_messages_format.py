@@ -15,6 +15,7 @@ from carousel.server.chat.answer import AnswerPlan
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.response_types import ChatResponse
 from runtime.wire.messages import Usage
+from tests.harness.cases import for_each
 from tests.unit.chat.cases import plan
 
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "é", "b": [1, 2]}}\n</tool_call>'
@@ -138,7 +139,7 @@ def check_stream(kind: str, parts: list[str], rng: random.Random, *, is_cut: boo
             assert use["input"] == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reason", "num_tokens", "expected"),
     [
         ("stop", 20, "end_turn"),

@@ -12,6 +12,7 @@ from carousel.conversation import conversation
 from carousel.server.anthropic.translation import Translation, translate
 from carousel.server.anthropic.types import CountTokensBody, MessagesBody
 from runtime.base.errors import InvalidRequest
+from tests.harness.cases import for_each
 
 USER = {"role": "user", "content": "x"}
 
@@ -53,7 +54,7 @@ def test_texts_side_by_side_are_lines_and_those_of_an_answer_are_one() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("system", "expected"),
     [
         ("Be brief.", "Be brief."),
@@ -117,7 +118,7 @@ def test_an_answer_that_was_begun_is_continued() -> None:
         translated(messages=[USER, assistant(use("f"))])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("choice", "expected", "parallel"),
     [
         ({"type": "auto"}, "auto", None),
@@ -173,7 +174,7 @@ def test_a_count_has_no_limit_that_a_budget_must_be_below() -> None:
     assert (body.thinking_token_budget, body.max_tokens) == (2000, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("blocks", "words"),
     [
         (user(use("f")), r"messages\[0\].content\[0\]: a block of type tool_use is for .* role assistant"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from carousel.server.http.tls.records import Records
+from tests.harness.cases import for_each
 
 LENGTHS = [0, 1, 5, 22, 300, 16_640, 0, 0, 7]
 STREAM = b"".join(b"\x17\x03\x03" + length.to_bytes(2, "big") + bytes(length) for length in LENGTHS)
@@ -19,7 +18,7 @@ def ends() -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("most", [1, 2, 5, 100])
+@for_each("most", [1, 2, 5, 100])
 def test_so_many_whole_records_are_measured(most: int) -> None:
     records, at, cuts = Records(), 0, [0]
     numbers: list[int] = []

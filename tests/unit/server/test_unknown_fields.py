@@ -25,6 +25,7 @@ from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import TokenizeBody
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 from tests.harness.http.bad_input import HTTP_CASES
 
 KINDS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/generate": GenerateBody}
@@ -68,8 +69,8 @@ def chat(**message: Any) -> dict[str, Any]:
     return {"messages": [USER, {**USER, **message}]}
 
 
-@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
-@pytest.mark.parametrize(
+@for_each("padding", ["", "x" * SMALL_BODY_BYTES])
+@for_each(
     ("kind", "name", "value", "part"),
     [
         (CompletionBody, "logits_processors", "mine", "code never comes in a request"),
@@ -90,8 +91,8 @@ def test_what_is_no_object_is_refused_with_one(
     assert f"; it is written as {part}" in error.message or f"; {part}" in error.message
 
 
-@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
-@pytest.mark.parametrize(
+@for_each("padding", ["", "x" * SMALL_BODY_BYTES])
+@for_each(
     ("name", "value", "part"),
     [
         ("response_format", {"type": "json"}, ".type: Invalid enum value 'json'; it is one of json_object, "),
@@ -106,7 +107,7 @@ def test_a_word_that_is_none_of_a_list_is_refused_with_the_list(
     assert part in refusal(ChatBody, messages=messages, **{name: value}).message
 
 
-@pytest.mark.parametrize("data", [b"null", b"[]", b'"text"', b"[" + b"1," * SMALL_BODY_BYTES + b"1]"])
+@for_each("data", [b"null", b"[]", b'"text"', b"[" + b"1," * SMALL_BODY_BYTES + b"1]"])
 def test_what_is_no_object_at_all_is_called_the_body(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^the body: Expected `object`, got "):
         decoded(data, CompletionBody, FieldFilter("warn", no_wait))
@@ -158,8 +159,8 @@ def test_one_policy_refuses_them_and_another_says_nothing(
     assert len(read(kind, "warn", **body)[1]) == 1
 
 
-@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\r"])
-@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
+@for_each("blank", [" ", "\t", "\n", "\r"])
+@for_each("padding", ["", "x" * SMALL_BODY_BYTES])
 def test_blanks_before_an_object_change_nothing(blank: str, padding: str) -> None:
     fields = FieldFilter("warn", no_wait)
     data = f'{blank * 70}{{"prompt": "x{padding}", "stream_options":{blank * 70}{{"odd": 1}}, "odd": 1}}'
@@ -195,8 +196,8 @@ def test_what_the_sdks_send_and_changes_nothing_is_taken(policy: Any) -> None:
     assert read(ChatBody, policy, **chat(**own))[1] == []
 
 
-@pytest.mark.parametrize("policy", ["warn", "refuse", "ignore"])
-@pytest.mark.parametrize(
+@for_each("policy", ["warn", "refuse", "ignore"])
+@for_each(
     ("kind", "body", "param", "part"),
     [
         (CompletionBody, {"prompt": "x", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", ""),
@@ -379,8 +380,8 @@ def test_the_lists_above_are_complete() -> None:
     assert TAKEN_VALUES.keys() == TAKEN.keys()
 
 
-@pytest.mark.parametrize("policy", ["warn", "refuse"])
-@pytest.mark.parametrize(
+@for_each("policy", ["warn", "refuse"])
+@for_each(
     ("given", "meant"),
     [
         ("max_token", "max_tokens"),
@@ -403,7 +404,7 @@ def test_a_misspelling_is_refused_with_the_right_name(given: str, meant: str | N
         assert read(ChatBody, "ignore", messages=[USER], **{given: 1})[1] == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "given", "meant"),
     [
         (CompletionBody, "max_completion_token", "max_completion_tokens"),
@@ -543,8 +544,8 @@ def test_the_history_of_an_agent_reaches_the_template() -> None:
     ]
 
 
-@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "my-own-role"])
-@pytest.mark.parametrize("fields", [{}, {"content": None}, {"text": "hi"}])
+@for_each("role", ["user", "system", "developer", "tool", "my-own-role"])
+@for_each("fields", [{}, {"content": None}, {"text": "hi"}])
 def test_a_message_without_content_is_refused(role: str, fields: dict[str, Any]) -> None:
     body, _ = read(ChatBody, messages=[{"role": "assistant"}, {"role": role, **fields}])
     with pytest.raises(InvalidRequest, match="content is missing") as caught:

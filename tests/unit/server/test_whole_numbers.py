@@ -14,11 +14,12 @@ from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody
 from runtime.base.errors import InvalidRequest
+from tests.harness.cases import for_each
 from tests.unit.server.test_unknown_fields import USER, decoded, no_wait, read, refusal
 
 
-@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
-@pytest.mark.parametrize("unknown", [{}, {"odd": 1}])
+@for_each("padding", ["", "x" * SMALL_BODY_BYTES])
+@for_each("unknown", [{}, {"odd": 1}])
 def test_whole_numbers_with_a_point_are_integers(padding: str, unknown: Any) -> None:
     body, ignored = read(
         CompletionBody,
@@ -59,8 +60,8 @@ def test_lists_of_token_ids_are_read_alike(padding: str, length: int) -> None:
         assert read_ids(CompletionBody, "bad_words_ids", f"[{spelled}]", ', "prompt": "x"') == [ids]
 
 
-@pytest.mark.parametrize("wrong", ["2.5", "true", '"2.0"', "9e18", "-1.0", "null"])
-@pytest.mark.parametrize("padding", ["", " " * SMALL_BODY_BYTES], ids=["small", "large"])
+@for_each("wrong", ["2.5", "true", '"2.0"', "9e18", "-1.0", "null"])
+@for_each("padding", ["", " " * SMALL_BODY_BYTES])
 def test_what_is_no_token_id_is_named(padding: str, wrong: str) -> None:
     data = b'{"input_ids": %b[5.0, %b]}' % (padding.encode(), wrong.encode())
     with pytest.raises(InvalidRequest) as caught:
@@ -68,7 +69,7 @@ def test_what_is_no_token_id_is_named(padding: str, wrong: str) -> None:
     assert caught.value.param == "input_ids[1]"
 
 
-@pytest.mark.parametrize("spelled", ["9007199254740993.0", "1e3", "1.5e1", "1E+2", "-0.0", "0.0e0"])
+@for_each("spelled", ["9007199254740993.0", "1e3", "1.5e1", "1E+2", "-0.0", "0.0e0"])
 def test_whole_numbers_are_read_exactly(spelled: str) -> None:
     body = decoded(
         b'{"prompt": "x", "seed": %b}' % spelled.encode(), CompletionBody, FieldFilter("warn", no_wait)
@@ -77,9 +78,7 @@ def test_whole_numbers_are_read_exactly(spelled: str) -> None:
     assert body.seed == Decimal(spelled)
 
 
-@pytest.mark.parametrize(
-    "spelled", ["16.5", "1e-3", "1e400", "9e18", "1" * 40 + ".0", '"16"', "[1.0]", "true"]
-)
+@for_each("spelled", ["16.5", "1e-3", "1e400", "9e18", "1" * 40 + ".0", '"16"', "[1.0]", "true"])
 def test_what_is_no_whole_number_is_no_integer(spelled: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decoded(

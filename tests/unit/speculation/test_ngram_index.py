@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scheduler_proc.features.speculation.ngram_index import LONG_RUN, MAX_BULK, MAX_NGRAM, NgramIndex
+from tests.harness.cases import for_each
 
 ROOMY = 1 << 15
 """Tokens that a table has room for, so that hardly any slot is taken twice."""
@@ -47,7 +48,7 @@ def test_the_longest_match_is_found_and_of_these_the_last(seed: int) -> None:
     assert differing <= 2, "more than a slot that was taken twice explains"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@for_each("seed", range(5))
 def test_what_is_found_is_a_match_however_small_the_table(seed: int) -> None:
     rng = random.Random(seed)
     index = NgramIndex(np.array([], np.int32), 4)

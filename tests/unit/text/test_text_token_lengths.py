@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from runtime.text.spelling import ByteLevelSpelling, ContextualSpelling, SentencePieceSpelling, spelling_of
 from runtime.text.token_lengths import max_token_chars
 from runtime.text.tokenizer import Tokenizer
+from tests.harness.cases import for_each
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 COMPOSED = "\u1f82"  # decomposes into four characters
@@ -116,7 +117,7 @@ def test_byte_fallback_has_a_bound() -> None:
     assert most_chars(byte_fallback()) == len("<0x00>")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "normalizer",
     [
         normalizers.Strip(),

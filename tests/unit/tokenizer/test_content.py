@@ -14,6 +14,7 @@ from runtime.text.tokenizer import Tokenizer
 from runtime.wire.handle import sequence_key
 from runtime.wire.messages import GenerateRequest
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 from tests.harness.ring.tokenizer_ring import Ring, passed_on, request
 
 SECRET = b"s" * 32
@@ -48,7 +49,7 @@ def test_a_sequence_has_the_same_content_in_all_attempts(demo: Tokenizer, sampli
     assert len({content_of_request(each, SECRET) for each in [asked, *attempts(asked)]}) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"text": "once"},
@@ -58,7 +59,6 @@ def test_a_sequence_has_the_same_content_in_all_attempts(demo: Tokenizer, sampli
         {"sampling": msgspec.structs.replace(PLAIN, max_tokens=1)},
         {"sampling": msgspec.structs.replace(PLAIN, prompt_logprobs=1)},
     ],
-    ids=str,
 )
 def test_something_else_under_the_same_name_has_another_content(
     demo: Tokenizer, changes: dict[str, Any]

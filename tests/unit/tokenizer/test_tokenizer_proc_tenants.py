@@ -29,6 +29,7 @@ from runtime.wire.messages import (
 from runtime.wire.plan import AdapterPiece
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
+from tests.harness.cases import for_each
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, Ring
 from tokenizer_proc import arrivals
 from tokenizer_proc.adapters import AdapterTable, InlineAdapters
@@ -375,7 +376,7 @@ def test_an_abort_ends_no_long_text_of_another_tenants(demo: Tokenizer) -> None:
         assert [type(message) for message in ring.scheduler.drain()] == [TokenizedRequest]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("role", "allowed"),
     [
         ("user", set()),

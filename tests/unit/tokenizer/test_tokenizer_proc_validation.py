@@ -16,6 +16,7 @@ from runtime.wire.handle import make_handle
 from runtime.wire.messages import ChatMessage, GenerateRequest, Resume
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import ProcessStatus
+from tests.harness.cases import for_each
 from tokenizer_proc.validation import QueueBound, Validator
 
 VALIDATOR = Validator(vocab_size=100, context_length=32)
@@ -55,7 +56,7 @@ def test_none_or_several_forms_are_refused(fields: dict[str, Any]) -> None:
     assert refusal(request(**fields)).param == "prompt"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fields", "param"),
     [
         ({"text": "x", "sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
@@ -108,9 +109,7 @@ def test_variables_of_the_template_have_only_so_many_values(more: dict[str, Any]
     assert caught.value.param == "chat_template_kwargs"
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "max_len", "ok"), [(31, 0, True), (32, 0, False), (15, 16, True), (16, 16, False)]
-)
+@for_each(("num_tokens", "max_len", "ok"), [(31, 0, True), (32, 0, False), (15, 16, True), (16, 16, False)])
 def test_a_prompt_must_leave_room_for_one_token_of_output(num_tokens: int, max_len: int, ok: bool) -> None:
     ids = np.ones(num_tokens, np.int32)
     if ok:
@@ -163,7 +162,7 @@ def test_rows_that_ended_requests_have_just_left_count_as_room() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "max_tokens", "max_len", "kept"),
     [
         (None, 16, 0, 40),
@@ -194,7 +193,7 @@ def test_truncation_knows_a_prompt_that_is_computed_in_one_step() -> None:
     assert len(validator.truncated(sampling, ids, 0)) == 8
 
 
-@pytest.mark.parametrize("wanted", [0, -2, 33, True, 1.5])
+@for_each("wanted", [0, -2, 33, True, 1.5])
 def test_truncation_has_bounds(wanted: Any) -> None:
     error = refusal(request(text="x", sampling=SamplingParams(truncate_prompt_tokens=wanted)))
     assert error.param == "truncate_prompt_tokens"

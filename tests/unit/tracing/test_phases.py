@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from carousel.client.tracing.phases import phases_of
 from runtime.wire.perf_metrics import Stamp, StampName
+from tests.harness.cases import for_each
 
 PLAIN: list[StampName] = [
     *("tokenizer_in", "tokenizer_out", "scheduler", "row", "chunk"),
@@ -35,7 +34,7 @@ def test_one_phase_follows_the_other() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("names", "expected"),
     [
         ([], "tokenize"),

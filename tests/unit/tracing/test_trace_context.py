@@ -11,6 +11,7 @@ from carousel.server.tracing.sampling import sampled_traceparent
 from runtime.base.errors import InvalidRequest
 from runtime.wire.handle import make_handle
 from runtime.wire.perf_metrics import TraceStamps
+from tests.harness.cases import for_each
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -24,7 +25,7 @@ def test_a_traceparent_is_read_and_written() -> None:
     assert parse_traceparent(f"01-{TRACE_ID}-{SPAN_ID}-01-more") == context, "a later version may have more"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",

@@ -20,6 +20,7 @@ from carousel.trtllm.inference_request import ARRAY_NAMES, KNOWN
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.messages import ErrorInfo
+from tests.harness.cases import for_each
 
 ARGUMENTS = frozenset(inspect.signature(GenerationRequest).parameters)
 GUIDE = GuidedDecodingParams.GuideType
@@ -28,7 +29,7 @@ EVERYTHING = GenerationRequest(
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "param"),
     [
         ({"prompt_token_ids": [1.5]}, "prompt_token_ids"),
@@ -66,7 +67,7 @@ def test_a_guide_of_no_kind_is_told_that_its_kind_is_missing() -> None:
         request.check()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("request_", "info", "message"),
     [
         (GenerationRequest([1]), ("input_ids: token id 9", "input_ids"), "prompt_token_ids: token id 9"),

@@ -19,6 +19,7 @@ from carousel import (
 from carousel.trtllm.executor_config import COUNTS, UNBUILT, AdditionalModelOutput
 from carousel.trtllm.executor_settings import runtime_settings
 from runtime.settings.config import RuntimeConfig, from_values
+from tests.harness.cases import for_each
 
 TENSORRT_LLM = {
     "beam_batching": "drain",
@@ -58,7 +59,7 @@ def test_without_a_word_they_are_what_tensorrt_llm_does() -> None:
     assert set(TENSORRT_LLM) <= set(RuntimeConfig.__struct_fields__)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "settings"),
     [
         (ExecutorConfig(max_batch_size=8), {"max_running_requests": 8}),
@@ -102,7 +103,7 @@ def test_static_batching_has_its_own_scheduler_unless_one_is_given() -> None:
     assert runtime_settings({"executor_config": config}) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "name"),
     [
         (SchedulerConfig(), "guaranteed_no_evict"),
@@ -117,7 +118,7 @@ def test_a_policy_is_a_name_or_anybodys_enum(config: SchedulerConfig, name: str)
     assert runtime_settings({"scheduler_config": config}) == {"capacity_scheduler": name}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("config", "settings"),
     [
         (KvCacheConfig(free_gpu_memory_fraction=0.5), {"mem_fraction_static": 0.5}),
@@ -139,7 +140,7 @@ def test_keywords_beside_an_object_win_over_its_defaults_and_may_not_contradict_
         runtime_settings({"executor_config": config, "max_num_seqs": 9})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "named"),
     [
         *(

@@ -13,6 +13,7 @@ from carousel.trtllm.output_tensors import OutputTensors
 from carousel.trtllm.responses import Result
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.cases import for_each
 
 
 class Unreadable:
@@ -47,7 +48,7 @@ def test_every_number_of_64_bits_is_an_id(request_id: int) -> None:
     assert InferenceRequest(request_id, {}).request_id == request_id
 
 
-@pytest.mark.parametrize("request_id", [-1, 1 << 64, 1.0, "7", True, None])
+@for_each("request_id", [-1, 1 << 64, 1.0, "7", True, None])
 def test_nothing_else_is_an_id(request_id: Any) -> None:
     with pytest.raises(InvalidRequest, match="request_id"):
         InferenceRequest(request_id, {})
@@ -65,7 +66,7 @@ def test_the_needed_arrays_alone_ask_for_the_most_likely_tokens() -> None:
     assert not request.streaming
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "array", "field", "wanted"),
     [
         ("request_output_len", one(9), "max_tokens", 9),
@@ -148,7 +149,7 @@ def test_logits_that_the_runtime_does_not_gather_are_left_out() -> None:
         assert wants == (has_context, has_generation)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "array"),
     [
         ("input_ids", np.array([1, 2], np.int32)),
