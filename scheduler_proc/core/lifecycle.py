@@ -130,7 +130,7 @@ class Lifecycle:
         """End a sequence: release everything it holds, and close its stream."""
         if self.on_finish is not None:
             self.on_finish(req)
-        if self.suspicions and reason in CAME_TO_AN_END and self.suspicions.discard(req):
+        if self.suspicions.reached and reason in CAME_TO_AN_END and self.suspicions.discard(req):
             self.roster.note_past(req.suspect)
         cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
         if cached_tokens and req.prompt_table is not None:
@@ -150,7 +150,7 @@ class Lifecycle:
         have waited too long to start, and move those forward that others have passed for too long. Clear
         sequences of the suspicion that the engine dies of them.
         """
-        if self.suspicions or self.solitary:
+        if self.suspicions.reached or self.solitary.requests:
             self._clear_suspects()
         if len(self.deadlines):
             for req in self.deadlines.take_passed(self._clock()):
@@ -223,7 +223,7 @@ class Lifecycle:
             self.roster.discard(req.suspect)
         if self.solitary.requests:
             self.solitary.discard(req)
-        if self.suspicions:
+        if self.suspicions.reached:
             self.suspicions.discard(req)
         if req.features:
             for feature in req.features:

@@ -7,15 +7,15 @@ and no loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
-from runtime.ring.suspects.roster import suspect_of
-from runtime.wire.format import NO_CONTENT, TOKEN_BYTES, IntArray, unpack_ids
+from runtime.ring.suspects.roster import content_in
+from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.perf_metrics import TraceStamps
 from runtime.wire.plan import NO_ADAPTER, AdapterRef, RowProcessing, RowSetup
@@ -149,6 +149,8 @@ class Request:
     handle: bytes
     key: bytes
     """Key that all attempts of the sequence share."""
+    suspect: bytes
+    """Name that it has if the engine dies of it, made of its key and of what it asks for."""
     seq: int
     """Number of the sequence, in the order of arrival."""
     rows: RowColumns
@@ -188,8 +190,6 @@ class Request:
     """Structured-output guide, or None."""
     trace: TraceStamps | None = None
     """Trace timestamps from the processes before; None: not sampled."""
-    content: bytes = NO_CONTENT
-    """Digest of what it asks for."""
     wanted_from: int = NOTHING_WANTED
     """First position of its prompt whose logits are still wanted, so the prompt must be computed from there.
     """
@@ -257,11 +257,6 @@ class Request:
     """Number of attempts that this engine had before this one."""
     is_starved: bool = False
     """True once it has waited as long as a request may; it then goes before others."""
-    suspect: bytes = field(init=False)
-    """Name that it has if the engine dies of it, made of its key and content, which never change."""
-
-    def __post_init__(self) -> None:
-        self.suspect = suspect_of(self.key, self.content)
 
     def forget_slots(self) -> None:
         """Forget its device slots, which are given back."""
@@ -270,6 +265,11 @@ class Request:
     def forget_output(self) -> None:
         """Drop the output of a waiting request, so that only its prompt is left."""
         self.parked = self.parked[: self.num_prompt * TOKEN_BYTES]
+
+    @property
+    def content(self) -> bytes:
+        """Digest of what it asks for."""
+        return content_in(self.suspect)
 
     @property
     def finished(self) -> bool:

@@ -34,13 +34,13 @@ class Suspicions:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._reached: dict[bytes, tuple[Request, int]] = {}
+        self.reached: dict[bytes, tuple[Request, int]] = {}
         """Each of them, and its number of tokens at the death, by its name as a suspect."""
         self._missing: set[bytes] = set()
         self._began_s = math.inf
 
     def __bool__(self) -> bool:
-        return bool(self._reached)
+        return bool(self.reached)
 
     def expect(self, suspects: Iterable[bytes]) -> None:
         """Wait for these sequences, which the engine before had."""
@@ -48,28 +48,28 @@ class Suspicions:
 
     def add(self, req: Request, reached: int) -> None:
         """Suspect a sequence until it has more than `reached` tokens."""
-        self._reached[req.suspect] = (req, reached)
+        self.reached[req.suspect] = (req, reached)
         self._missing.discard(req.suspect)
 
     def discard(self, req: Request) -> bool:
         """Stop suspecting a sequence. Returns True if it was suspected."""
-        return self._reached.pop(req.suspect, None) is not None
+        return self.reached.pop(req.suspect, None) is not None
 
     def past(self) -> list[Request]:
         """Return those that run and have come past the point."""
-        return [req for req, reached in self._reached.values() if is_past(req, reached)]
+        return [req for req, reached in self.reached.values() if is_past(req, reached)]
 
     def going_first(self) -> list[Request] | None:
         """Return the only requests that may start now, or None if all may."""
-        if not self._missing and not self._reached:
+        if not self._missing and not self.reached:
             return None
         now = self._clock()
         self._began_s = min(self._began_s, now)
         if now - self._began_s >= RETURN_S:
             self._missing.clear()
-        if now - self._began_s >= MAX_HOLD_S or not (self._missing or self._reached):
+        if now - self._began_s >= MAX_HOLD_S or not (self._missing or self.reached):
             return None
-        return [req for req, _ in self._reached.values()]
+        return [req for req, _ in self.reached.values()]
 
 
 def is_past(req: Request, reached: int) -> bool:

@@ -112,11 +112,11 @@ class Intake:
         if message.deadline_s and not message.deadline_s > now:
             lifecycle.refuse(handle, message.stream_open, "timeout", None, message.more_opens)
             return
+        suspect = suspect_of(key, message.content)
         try:
-            if suspect_of(key, message.content) in self.suspects.guilty:
-                raise quarantined("the engine")
-            self._check_suspension(message.tenant, now)
-            req = self.maker.make(message, key, now, cached_tokens, is_paid=is_paid)
+            if self.suspects is not NO_SUSPECTS:  # the engine has died before
+                self._check_suspects(suspect, message.tenant, now)
+            req = self.maker.make(message, key, suspect, now, cached_tokens, is_paid=is_paid)
         except RequestError as error:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error), message.more_opens)
             return
@@ -128,22 +128,31 @@ class Intake:
             lifecycle.kv.guard.shares.set(tenant_of(message.namespace), cache_share)
         lifecycle.add(req, message.stream_open, message.more_opens)
         self.interrupted.discard(key)
-        if req.suspect in self.suspects.watched:
-            lifecycle.suspicions.add(req, self.suspects.watched[req.suspect])
-        if req.suspect in self.suspects.alone:
-            lifecycle.solitary.add(req, self.suspects.alone[req.suspect])
+        if self.suspects is not NO_SUSPECTS:
+            self._watch(req)
         if message.output_ids:
             self._finish_if_complete(req)
 
-    def _check_suspension(self, tenant: str, now: float) -> None:
-        """Raise RateLimited if the tenant is suspended because the engine has died of its requests too often.
-        The only tenant never is: nobody else would be better off.
+    def _check_suspects(self, suspect: bytes, tenant: str, now: float) -> None:
+        """Raise RequestError if the engine has died of this request, and RateLimited if its tenant is
+        suspended because the engine has died of its requests too often. The only tenant never is: nobody else
+        would be better off.
         """
-        if tenant == OWNER or not self.suspects.suspended:
+        suspects = self.suspects
+        if suspect in suspects.guilty:
+            raise quarantined("the engine")
+        if tenant == OWNER or not suspects.suspended:
             return
-        until_s = self.suspects.suspended.get(tenant_mark(tenant), 0.0)
+        until_s = suspects.suspended.get(tenant_mark(tenant), 0.0)
         if until_s > now and self._lifecycle.accounts.has_several():
             raise suspended("the engine", until_s - now)
+
+    def _watch(self, req: Request) -> None:
+        """Have a sequence go first or run alone if the engine has died under it."""
+        if req.suspect in self.suspects.watched:
+            self._lifecycle.suspicions.add(req, self.suspects.watched[req.suspect])
+        if req.suspect in self.suspects.alone:
+            self._lifecycle.solitary.add(req, self.suspects.alone[req.suspect])
 
     def _finish_if_complete(self, req: Request) -> None:
         """End a resumed sequence that already has all of its output."""

@@ -52,10 +52,17 @@ class RequestMaker:
         self._num_requests = 0
 
     def make(
-        self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int, *, is_paid: bool = False
+        self,
+        message: TokenizedRequest,
+        key: bytes,
+        suspect: bytes,
+        now: float,
+        cached_tokens: int,
+        *,
+        is_paid: bool = False,
     ) -> Request:
-        """Return the request if it can run and there is room for it. is_paid: as in Request. Raises
-        RequestError otherwise.
+        """Return the request if it can run and there is room for it. key, suspect, is_paid: as in Request.
+        Raises RequestError otherwise.
         """
         message = self._shared.share(message)
         limits, sampling = self.limits, message.sampling
@@ -75,6 +82,7 @@ class RequestMaker:
         req = Request(
             message.handle,
             key,
+            suspect,
             self._num_requests,
             self._lifecycle.kv.rows,
             sampling,
@@ -97,7 +105,6 @@ class RequestMaker:
             is_paid,
             message.guide,
             message.trace,
-            message.content,
         )
         req.retained = self._retained(message, num_prompt)
         if message.processors:

@@ -295,8 +295,9 @@ class WaitingRoom:
         for req in self._fresh:
             req.came_s = req.waits_from_s = now
         self._not_kept, self._fresh = self._fresh, self._not_kept
-        given_up = self._take_given_up(now)
-        self._put_forward_starved(now)
+        given_up = self._take_given_up(now) if len(self._not_begun) else []
+        if len(self._starving) or len(self._before_turn):  # mostly nobody has waited for a whole turn
+            self._put_forward_starved(now)
         max_starvation_s, queue_timeout_s = self._patience
         self.tick_at = min(self._starving.first + max_starvation_s, self._not_begun.first + queue_timeout_s)
         if self._not_kept or self._before_turn.first <= self._turn_reached:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.ring.suspects.roster import suspect_of
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import TokenizedRequest
@@ -82,6 +83,7 @@ def request(
     return Request(
         make_handle(1, number),
         sequence_key(make_handle(1, number)),
+        suspect_of(make_handle(1, number)),
         number,
         kv.rows,
         SamplingParams(max_tokens=max_tokens, seed=1),

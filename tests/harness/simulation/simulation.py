@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.ring.suspects.roster import suspect_of
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.handle import attempt_of, make_handle, sequence_key
 from runtime.wire.messages import (
@@ -268,8 +269,8 @@ class Simulation:
         self.specs[sequence_key(handle)] = spec
         stops = StopIds(stop_ids_of(sampling))
         child = Request(
-            handle, sequence_key(handle), 10_000 + number, system.rows, sampling, stops, len(prompt),
-            parent.max_len, parent.min_len, pack_ids(tokens), parent.namespace,
+            handle, sequence_key(handle), suspect_of(handle), 10_000 + number, system.rows, sampling, stops,
+            len(prompt), parent.max_len, parent.min_len, pack_ids(tokens), parent.namespace,
         )  # fmt: skip
         lifecycle = system.lifecycle
         # No policy was asked whether it fits, so where none may be taken back it waits.
