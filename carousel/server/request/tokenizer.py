@@ -181,6 +181,11 @@ class Vocabulary:
             return prompt, options.get("add_special_tokens", True)
         return self.render(prompt, options), options.get("add_special_tokens", False)
 
+    @property
+    def knows_longest_token(self) -> bool:
+        """True once `max_chars_of` takes no time."""
+        return self._max_token_chars != 0
+
     def max_chars_of(self, num_tokens: int) -> int | None:
         """Return the largest number of characters of a text with so many tokens; None for no limit."""
         if self._max_token_chars == 0:
@@ -330,6 +335,8 @@ class ServerTokenizer:
         if not self.is_there:
             return None
         vocabulary = await self.vocabulary()
+        if vocabulary.knows_longest_token:
+            return vocabulary.max_chars_of(self._context_length)
         return await self._threads.run(OWNER, partial(vocabulary.max_chars_of, self._context_length), 0)
 
     async def prompt_end(self, options: RequestOptions, tenant: str = OWNER) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from carousel.server.request import tokenizer as tokenizer_module
-from carousel.server.request.tokenizer import ServerTokenizer, Vocabulary
+from carousel.server.request.tokenizer import NUM_THREADS, ServerTokenizer, Vocabulary
 from runtime.base.errors import Overloaded
 from runtime.settings.config import DEMO_MODEL
 from runtime.text.tokenizer import load
@@ -123,3 +124,25 @@ def test_a_template_that_another_thread_has_opened_is_not_opened_again(
     monkeypatch.setattr(tokenizer_module, "_kept", kept)
     assert vocabulary.render([{"role": "user", "content": "x"}], {})
     assert not opened
+
+
+def test_the_longest_prompt_that_can_fit_is_known_without_a_thread_once_it_was_found() -> None:
+    """Large bodies of all tenants waited for it in one line, each behind work of the busiest tenant."""
+
+    async def main() -> None:
+        tokenizer, release = ServerTokenizer(str(DEMO_MODEL), "", 64), threading.Event()
+        found = await tokenizer.max_prompt_chars()
+        busy = [
+            asyncio.create_task(tokenizer._threads.run("alice", release.wait, 1)) for _ in range(NUM_THREADS)
+        ]
+        try:
+            asked = asyncio.create_task(tokenizer.max_prompt_chars())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert asked.done()
+            assert found == asked.result() is not None
+        finally:
+            release.set()
+            await asyncio.gather(*busy, asked)
+
+    asyncio.run(main())
