@@ -320,11 +320,12 @@ class TokenizerLoop:
         tenant = job.request.tenant
         if not is_medium:
             self._long.check_room(job, num_chars)
+        encode = self._in_hand.later(job.suspect, tenant, encode)
+        self._long.add(job, field, num_chars, encode, is_medium=is_medium, opens_template=opens_template)
+        # Only now, because the system may have no thread for it.
         self._admission.on_way.begin(tenant, len(job.handles))
         if is_medium:
             self._arrivals.begin_encoding(tenant, num_chars)
-        encode = self._in_hand.later(job.suspect, tenant, encode)
-        self._long.add(job, field, num_chars, encode, is_medium=is_medium, opens_template=opens_template)
 
     def _encode_all(self, job: Job, field: PromptField) -> IntArray:
         """Convert all texts of a request to ids, and return those of its prompt. Called in a thread."""

@@ -517,6 +517,27 @@ def test_a_full_disk_costs_the_caller_nothing_and_is_told_as_the_servers(
         assert str(tmp_path) not in error.message
 
 
+def test_a_text_for_which_no_thread_can_be_started_counts_no_longer(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted for ever as one that is encoded, so that the next messages of its tenant waited for it."""
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ring = Ring(demo)
+    monkeypatch.setattr(arrivals, "MAX_ENCODING_CHARS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        ring.send(ask("alice", 1, text=FULL_TEXT + "x"))
+        ring.loop.turn()
+    assert [each.error.status for each in ring.refusals()] == [500]
+    assert ring.loop.num_encoding == 0
+    ring.send(ask("alice", 2))
+    ring.loop.turn()
+    assert passed(ring) == [("alice", 2)]
+
+
 def test_a_refusal_is_still_a_terminal_for_each_sequence(
     demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
