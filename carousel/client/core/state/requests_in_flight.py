@@ -116,8 +116,8 @@ class RequestsInFlight:
             elif self._finish(request, sequence, output):
                 failed.append(request)
             request.put(output)
+        ended = {output.handle for output in outputs if output.finish is not None} if failed else ()
         for request in failed:
-            ended = {output.handle for output in outputs if output.finish is not None}
             for sequence in request.sequences:
                 sequence.is_open = sequence.is_open and sequence.handle not in ended
         return failed
