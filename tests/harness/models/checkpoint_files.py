@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+from functools import cache
 from pathlib import Path
 
 from runtime.settings.config import DEMO_MODEL
@@ -16,9 +16,14 @@ def save_checkpoint(path: Path) -> Path:
     """Make `path` a directory with the demo model's configuration and tokenizer, and a tensor of no model."""
     path.mkdir()
     for name in ("config.json", "generation_config.json", *TOKENIZER_FILES):
-        shutil.copy(DEMO_MODEL / name, path / name)
+        (path / name).write_bytes(_demo_file(name))
     (path / "model.safetensors").write_bytes(safetensors_file())
     return path
+
+
+@cache
+def _demo_file(name: str) -> bytes:
+    return (DEMO_MODEL / name).read_bytes()
 
 
 def safetensors_file(num_floats: int = 16) -> bytes:

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.adapters.lora_config import AdapterConfig, read_adapter
 from tests.harness.adapters import write_adapter, write_config
+from tests.harness.cases import for_each
 
 Q, V = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
 SHAPES = {Q: (32, 16), V: (8, 16)}
@@ -86,7 +87,7 @@ def test_another_version_has_other_files(tmp_path: Path) -> None:
     assert len({first, second, read(tmp_path).version}) == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "value"),
     [
         ("use_dora", True),
@@ -121,7 +122,7 @@ def test_a_rank_above_the_maximum_is_refused(tmp_path: Path) -> None:
     assert read(tmp_path, max_rank=16).rank == 16
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "reason"),
     [
         ("lm_head.lora_A.weight", "lm_head"),
@@ -169,7 +170,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "no adapter_model.safetensors" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"r": 8}', '{"peft_type": "LORA"}', "\xff"])
+@for_each("text", ["", "{", "[]", "null", '{"r": 8}', '{"peft_type": "LORA"}', "\xff"])
 def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     write_adapter(tmp_path, SHAPES)
     (tmp_path / "adapter_config.json").write_bytes(text.encode("latin-1"))
@@ -207,14 +208,14 @@ def test_headers_that_lie_are_refused(tmp_path: Path) -> None:
         assert reason in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pattern", "reason"),
     [
         ("q_proj{4294967296}", "the repetition number is too large"),
         ("(" * 500 + "x" + ")" * 500, "nested too deep"),
     ],
 )
-@pytest.mark.parametrize("key", ["target_modules", "rank_pattern"])
+@for_each("key", ["target_modules", "rank_pattern"])
 def test_patterns_beyond_what_can_be_compiled_are_refused(
     tmp_path: Path, key: str, pattern: str, reason: str
 ) -> None:
@@ -224,7 +225,7 @@ def test_patterns_beyond_what_can_be_compiled_are_refused(
     assert reason in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("depth", [200, 480, 900, 20_000])
+@for_each("depth", [200, 480, 900, 20_000])
 def test_values_that_are_nested_too_deep_are_refused(tmp_path: Path, depth: int) -> None:
     write_adapter(tmp_path, SHAPES)
     config = (tmp_path / "adapter_config.json").read_bytes().rstrip()

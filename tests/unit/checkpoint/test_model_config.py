@@ -14,6 +14,7 @@ from runtime.checkpoint.architectures import ARCHITECTURES
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.checkpoint.model_config import ExpertsConfig, ModelConfig
 from runtime.checkpoint.rope_config import RopeConfig
+from tests.harness.cases import for_each
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,7 +73,7 @@ def test_head_dim_need_not_divide_hidden_size(tmp_path: Path) -> None:
     assert _read(tmp_path, head_dim=32).head_dim == 32
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("keys", "expected"),
     [
         ({"rope_theta": 5e5}, RopeConfig(5e5, 8)),
@@ -96,7 +97,7 @@ def test_rope_is_read_from_both_spellings(tmp_path: Path, keys: dict[str, Any], 
     assert _read(tmp_path, **keys).rope == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("rope", "named"),
     [
         ({"rope_type": "yarn"}, "yarn lacks factor"),
@@ -226,7 +227,7 @@ def test_layers_have_experts_by_step_and_exception(tmp_path: Path, spelling: str
     assert not any(dense.expert_layers)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("architecture", "changes", "message"),
     [
         ("MixtralForCausalLM", {"num_local_experts": 1}, r"num_experts_per_tok \(2\) is more than the 1"),
@@ -242,7 +243,7 @@ def test_what_a_family_has_but_is_not_served_is_refused_by_its_own_word(
         _read(tmp_path, architectures=[architecture], **changes)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("architecture", "keys", "expected"),
     [
         ("LlamaForCausalLM", {"sliding_window": 16}, (None,) * 4),
@@ -307,7 +308,7 @@ def test_token_id_zero_is_an_id(tmp_path: Path) -> None:
     assert config.eos_token_ids == (0,)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "message"),
     [
         ({"architectures": ["BertModel"]}, "BertModel is not supported.*" + ", ".join(ARCHITECTURES)),
@@ -357,7 +358,7 @@ def test_missing_directory_and_missing_config_are_told_apart(tmp_path: Path) -> 
         ModelConfig.from_path(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"architectures": ["\xff"]}', b"[" * 100_000])
+@for_each("content", [b"", b"{", b"[]", b'{"architectures": ["\xff"]}', b"[" * 100_000])
 def test_unreadable_config_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json cannot be read"):

@@ -11,6 +11,7 @@ import pytest
 from runtime.base.errors import ModelError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from tests.harness.cases import for_each
 
 _GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 50, "n_positions": 64}
 _LLAMA: dict[str, Any] = {
@@ -58,7 +59,7 @@ def test_what_every_process_reads_is_what_the_spec_reads(tmp_path: Path) -> None
     assert {name: getattr(shared, name) for name in names} == {name: getattr(config, name) for name in names}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("keys", "message"),
     [
         ({"architectures": ["LlavaForConditionalGeneration"]}, "is not a decoder of text"),

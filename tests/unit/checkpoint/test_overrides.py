@@ -14,6 +14,7 @@ from runtime.checkpoint.overrides import read_overridden
 from runtime.launcher.command_line import parse_args
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.keywords import flags_of_keywords
+from tests.harness.cases import for_each
 
 OLD = {
     "architectures": ["LlamaForCausalLM"],
@@ -99,7 +100,7 @@ def test_the_context_is_as_long_as_the_scaling_is_for(
     assert read(NEW, tmp_path, {"max_position_embeddings": 99}, scaling).max_position_embeddings == 99
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hf", "rope", "said"),
     [
         ({"rms_norm_epsilon": 1}, None, "hf_overrides: .*no 'rms_norm_epsilon', and nothing would read it"),

@@ -14,6 +14,7 @@ from runtime.base.errors import ConfigError
 from runtime.checkpoint.architectures import ARCHITECTURES
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from tests.harness.cases import for_each
 
 _OWN: dict[str, Any] = {
     "architectures": ["OwnForCausalLM"],
@@ -79,7 +80,7 @@ def test_it_may_replace_the_spec_of_the_tree(path: Path) -> None:
     assert ModelConfig.from_path(path, model_spec="own_models:SPEC").spec == "own_models:SPEC"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "says"),
     [
         ("own_models", "name your own as 'package.module:Name'"),

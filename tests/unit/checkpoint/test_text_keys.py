@@ -127,9 +127,9 @@ def test_every_process_reads_the_same_of_it(name: str, tmp_path: Path) -> None:
     assert read_model_config(tmp_path, "auto") == config
 
 
-@pytest.mark.parametrize("beside", [True, False, None])
-@pytest.mark.parametrize("below", [True, False, None])
-@pytest.mark.parametrize("name", ["gemma3", "mistral3"])
+@for_each("beside", [True, False, None])
+@for_each("below", [True, False, None])
+@for_each("name", ["gemma3", "mistral3"])
 def test_a_head_is_tied_where_either_says_so(
     name: str, beside: bool | None, below: bool | None, tmp_path: Path
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_head_is_tied_where_either_says_so(
     assert config.tie_word_embeddings == (beside is not False or below is True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "changes", "says"),
     [
         ("mistral3", {"text_config": {"model_type": "ministral3"}}, "'ministral3' is not supported in this"),

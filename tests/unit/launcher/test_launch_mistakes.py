@@ -24,6 +24,7 @@ from runtime.checkpoint.weight_files import INDEX_FILE
 from runtime.launcher import main as launcher
 from runtime.launcher.checks import device, implementations
 from runtime.settings.config import RuntimeConfig
+from tests.harness.cases import for_each
 from tests.harness.models.checkpoint_files import LFS_POINTER, safetensors_file, save_checkpoint
 from tests.harness.sources import ROOT
 
@@ -66,7 +67,7 @@ def refuses(capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, 
     assert says in said[0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "says"),
     [
         ("--max-model-length 100", "--max-model-length"),
@@ -107,7 +108,7 @@ def test_a_wrong_setting(arguments: str, says: str, model: Path, capfd: pytest.C
     refuses(capfd, [f"--model={model}", *arguments.split()], BAD_SETTINGS, says)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "code", "says"),
     [
         (
@@ -176,7 +177,7 @@ def test_a_context_that_no_process_takes(
     assert launcher.main(shorter) == STARTED
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "says"),
     [
         ("nowhere", "nowhere does not exist. Pass the path of a local checkpoint, or owner/name"),
@@ -200,7 +201,7 @@ def test_a_wrong_path(
 ) -> None:
     monkeypatch.chdir(model.parent)
     for path in ("empty", "adapter", "ggufs", "models--a--b/snapshots"):
-        Path(path).mkdir(parents=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
     for path in ("some.gguf", "adapter/adapter_config.json", "ggufs/x.gguf"):
         Path(path).touch()
     refuses(capfd, [f"--model={name}"], NO_MODEL, says)
@@ -328,7 +329,7 @@ def test_a_wrong_file(mistake: str, model: Path, capfd: pytest.CaptureFixture[st
     refuses(capfd, [f"--model={model}"], NO_MODEL, says)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("template", "says"),
     [
         ("{% for m in messages %}\n{{ m.content }", "line 2: unexpected '}'"),

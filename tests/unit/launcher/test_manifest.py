@@ -16,6 +16,7 @@ import yaml
 from runtime.launcher.command_line import parse_args
 from runtime.launcher.nodes.starters import with_starter
 from runtime.ring.nodes import NodeKeys
+from tests.harness.cases import for_each
 
 ROOT = Path(__file__).resolve().parents[3]
 VALIDATOR = jsonschema.Draft202012Validator(
@@ -39,7 +40,7 @@ def test_the_manifest_is_what_the_schema_says(documents: list[dict[str, Any]]) -
     VALIDATOR.validate(documents[0])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "value"),
     [
         (("leaderWorkerTemplate", "restartPolicy"), "Never"),

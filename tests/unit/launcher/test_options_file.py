@@ -8,6 +8,7 @@ import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import parse_args, parse_command_line
+from tests.harness.cases import for_each
 
 WHOLE = """\
 # as vLLM's documentation writes one
@@ -42,7 +43,7 @@ def test_a_file_says_what_a_command_line_may_say(path: Path) -> None:
     assert expected.notes, "flags that change nothing are told of"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "setting", "meant"),
     [
         ("api-key: 0123", "api_key", "0123"),
@@ -76,7 +77,7 @@ def test_a_preset_in_a_file_gives_defaults_only(path: Path) -> None:
     assert parse_args(["--config", str(path)]) == parse_args(["--preset", "trtllm"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         (None, "No such file"),
@@ -95,6 +96,7 @@ def test_a_preset_in_a_file_gives_defaults_only(path: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_that_names_it(path: Path, text: str | None, message: str) -> None:
+    path.unlink(missing_ok=True)
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

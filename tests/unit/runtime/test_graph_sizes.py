@@ -11,6 +11,7 @@ from runtime.base.errors import ConfigError
 from runtime.launcher.resolved_config import resolve_config
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
+from tests.harness.cases import for_each
 
 
 def test_small_sizes_one_by_one_and_then_every_eighth_up_to_the_rows() -> None:
@@ -29,7 +30,7 @@ def test_the_largest_or_all_of_them_may_be_named() -> None:
     assert graph_sizes(RuntimeConfig(disable_cuda_graph=True)) == ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "message"),
     [
         ({"cuda_graph_bs": "1,b"}, "cuda_graph_bs: '1,b' is no list"),

@@ -11,6 +11,7 @@ import pytest
 from runtime.base.errors import ConfigError
 from runtime.ring.tenants import OWNER, Tenant, TenantLimits, Tenants, TenantsFile, read_tenants
 from runtime.settings.config import RuntimeConfig
+from tests.harness.cases import for_each
 
 DIGEST = hashlib.sha256(b"key of bob").hexdigest()
 FILE = f"""
@@ -90,7 +91,7 @@ def test_the_keys_of_the_command_line_may_do_everything(tmp_path: Path) -> None:
     assert filed.name == OWNER
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "problem"),
     [
         ("", "names nobody"),
