@@ -41,26 +41,26 @@ class OutputQueues:
         return bool(self._unsent)
 
     def put(self, client: ConnectedClient, item: Outgoing) -> None:
-        """Have the new output of a stream sent, or a refusal."""
+        """Queue the new output of a stream, or a refusal, for its client."""
         if not item.is_queued:
             item.is_queued = True
             client.outgoing.append(item)
         self._unsent[client] = None
 
     def put_reply(self, reply: ControlReply) -> None:
-        """Have a reply sent to its client. Dropped if the client is gone."""
+        """Queue a reply for its client. It is dropped if the client is gone."""
         client = self._clients.get(reply.client)
         if client is not None:
             client.replies.append(reply)
             self._unsent[client] = None
 
     def put_tensor(self, client: ConnectedClient, entry: TensorEntry, frame: Frame) -> None:
-        """Have a raw frame sent, before the outputs that wait."""
+        """Queue a raw frame for a client, ahead of the outputs that wait."""
         self._tensors.add(client, entry, frame)
         self._unsent[client] = None
 
     def deliver(self, now: float) -> None:
-        """Send what clients have room for. The rest waits."""
+        """Send each client as much of its output as it has room for. The rest stays queued."""
         for client in list(self._unsent):
             # Raw logits go first, so they are there before the terminal.
             if self._tensors.deliver(self._clients, client, now) and self._clients.deliver(client, now):

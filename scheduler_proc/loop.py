@@ -118,8 +118,8 @@ class SchedulerLoop:
             wait_for_message(timeout_s)
 
     def _keep_accounts(self) -> None:
-        """Do the work of twice a heartbeat: apply new limits of tenants, charge tenants, and take what the
-        grammar process has sent.
+        """Apply new limits of tenants, charge tenants, and take what the grammar process has sent: twice in
+        each heartbeat.
         """
         self._accounts_at = self._port.now_s() + HEARTBEAT_S / 2
         take_tenants(self._port.new_tenants(), self._scheduler.lifecycle.room)

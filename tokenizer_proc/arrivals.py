@@ -170,8 +170,8 @@ class Arrivals:
         *,
         is_again: bool = False,
     ) -> None:
-        """Let a message wait. is_again: True for a request that was accepted before, for which there is more
-        room.
+        """Queue a message, or its refusal if too many of its tenant wait. is_again: True for a request that
+        was accepted before, for which there is more room.
         """
         tenant = message.tenant
         if tenant != OWNER:

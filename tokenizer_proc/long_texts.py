@@ -95,8 +95,8 @@ class LongTexts:
         is_medium: bool = False,
         opens_template: bool = False,
     ) -> None:
-        """Let a thread call `encode`. is_medium: the text does not count as a long one. opens_template: use
-        the thread that makes all calls of this kind.
+        """Queue a text for a thread, which calls `encode`. is_medium: the text does not count as a long one.
+        opens_template: use the thread that makes all calls of this kind.
         """
         tenant = job.request.tenant
         threads = self._shorter if opens_template or num_chars <= MAX_SHORTER_CHARS else self._longest

@@ -366,7 +366,9 @@ class TokenizerLoop:
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
 
     def _add_text(self, prompt: _TextPrompt) -> None:
-        """Let the turn encode a text at its end, unless a template has made it long."""
+        """Add a text to those that are encoded at the end of the turn. One that a template has made long is
+        left to a thread.
+        """
         self._check_text(prompt)
         num_chars, encode = len(prompt.text), partial(self._encode_one, prompt)
         if num_chars > MAX_PIECE_CHARS:

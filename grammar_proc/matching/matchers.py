@@ -145,7 +145,7 @@ class Matchers:
         return self._entries[handle].num_tokens
 
     def leave(self, handle: bytes, *, is_move: bool = True, is_due: bool = False) -> None:
-        """Have a sequence follow its copy no longer, until `resume`. `is_move`: the copy is used up.
+        """Detach a sequence from its copy of the guide, until `resume`. `is_move`: the copy is used up.
         `is_due`: its state has to be sent again in any case.
         """
         entry = self._entries[handle]
@@ -156,7 +156,7 @@ class Matchers:
         self._searching.pop(handle, None)
 
     def resume(self, handle: bytes, copy: GuideCopy) -> None:
-        """Have a sequence follow another copy of its guide, from the start of its output."""
+        """Attach a sequence to a copy of its guide, in which its output is followed from the start."""
         entry = self._entries[handle]
         entry.copy = copy
         copy.handles[handle] = None

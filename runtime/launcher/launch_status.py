@@ -93,7 +93,7 @@ class LaunchStatus:
         self._names.page.write("launcher", status)
 
     def write(self) -> None:
-        """Have state.json written."""
+        """Replace state.json by one with the present state."""
         config, names, failure = self._config, self._names, self.failure
         state = LaunchState(
             launch_id=names.run_dir.path.name,

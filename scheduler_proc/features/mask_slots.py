@@ -47,7 +47,7 @@ class MaskSlots:
         return self._free.pop() if self._free else NO_SLOT
 
     def let_go(self, slot: int) -> None:
-        """Give back the slots of a sequence that has ended, or whose grammar process has."""
+        """Free the slots of a sequence once no step reads them: it has ended, or its grammar process has."""
         if slot != NO_SLOT:
             self._leaving.append((self._launched, slot))
             self._reuse()

@@ -245,7 +245,7 @@ class TokenizerOutbox:
         return self._is_open
 
     def hold(self) -> None:
-        """Let no caller send until the next `try_send`."""
+        """Keep callers from sending until the next `try_send`."""
         with self._in_use:
             self._is_open = False
 

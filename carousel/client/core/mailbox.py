@@ -32,7 +32,7 @@ class TensorPart(NamedTuple):
 
 
 class HandedOver(NamedTuple):
-    """Note behind messages of so many bytes."""
+    """Mark behind messages that were handed to another thread: they have `num_bytes`."""
 
     num_bytes: int
     give_back: Callable[[int], None]

@@ -42,7 +42,7 @@ async def run_until_disconnect(
 
 
 class _Departure:
-    """Cancellation of the task that makes it."""
+    """Ends the task that creates it when the HTTP client disconnects."""
 
     def __init__(self, leave: Callable[[], None] | None) -> None:
         self.has_begun = False
@@ -52,7 +52,7 @@ class _Departure:
         self._has_cancelled = False
 
     def begin(self, _: object) -> None:
-        """Let the work end early, or cancel it."""
+        """Ask the work to end early if it can, or cancel it."""
         if self._task is None:
             return
         self.has_begun = True

@@ -75,8 +75,8 @@ class RunningPrompts:
         )
 
     async def cut(self) -> list[Submission]:
-        """Cut long prompts that are to be truncated, so that all but their last ids can go. Returns the
-        requests. They are held by the caller, and may be aborted meanwhile.
+        """Cut long prompts that are to be truncated, which frees all but their last ids. Returns the
+        requests. They may be aborted meanwhile, because the caller has registered them.
         """
         if self._body.has_turn:
             self.submissions, num_bytes = await cut_prompts(

@@ -172,7 +172,7 @@ class BodyShare:
             await self._pool._grow(self, num_bytes - self.held)
 
     def shrink_to(self, num_bytes: int) -> None:
-        """Give back all bytes but so many."""
+        """Give back all bytes above `num_bytes`."""
         self._pool._shrink(self, min(num_bytes, self.held))
 
     def release(self) -> None:

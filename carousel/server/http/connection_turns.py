@@ -112,7 +112,9 @@ class ConnectionTurns:
                 self._make_due()
 
     def _go_on(self, left: list[tuple[deque[Callable[[], None]], int]]) -> None:
-        """Let one of each line go on in turns, up to so many of it, until the cost of a turn is spent."""
+        """Call the first of each line in rotation, at most `count` of a line, until the cost of a turn is
+        spent.
+        """
         for at in range(max(count for _, count in left)):
             for line, count in left:
                 if at < count:

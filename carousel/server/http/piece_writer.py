@@ -109,7 +109,7 @@ class PieceWriter(asyncio.Transport):
         self._transport.abort()
 
     def forget(self) -> None:
-        """Drop what waits, because the connection has ended."""
+        """Drop the waiting pieces, because the connection has ended."""
         self._is_closing = True
         self._waiting = None
         self._num_waiting = 0
@@ -146,7 +146,7 @@ class PieceWriter(asyncio.Transport):
             self._on_pause()
 
     def _pass_on(self) -> None:
-        """Pass on what waits, up to the bound of a turn."""
+        """Write the waiting pieces to the transport, up to TURN_BYTES in a turn."""
         self._next = None
         num_passed = 0
         while self._waiting and not self._is_full:

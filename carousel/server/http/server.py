@@ -93,7 +93,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     def stop(self) -> None:
-        """Let `serve` come to its end."""
+        """Make `serve` return."""
         self.should_exit = True
         self._stopped.set()
 

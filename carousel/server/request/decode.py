@@ -41,7 +41,9 @@ SMALL_BODY_BYTES = SEGMENT_BYTES
 
 T = TypeVar("T")
 Begin: TypeAlias = Callable[[Any], Awaitable[None]]
-"""Function that waits until the large fields of a body may be decoded. It gets the others, decoded."""
+"""Function that waits until the large fields of a body may be decoded. It gets the body with all its other
+fields.
+"""
 
 _AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
 _PART = re.compile(r"\.content\[\d+\]\.type$")
@@ -53,7 +55,7 @@ _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field 
 
 
 async def at_once(body: Any) -> None:
-    """Let the large fields of a body be decoded without a wait."""
+    """Begin to decode large fields without a wait."""
 
 
 async def decode_body(
@@ -65,7 +67,7 @@ async def decode_body(
     begin: Begin = at_once,
 ) -> T:
     """Decode a body. `limits` are those of prompts in a large body, `wait` is called before each piece of
-    one, and `begin` before its large fields are decoded, with the body as far as it is. `fields` removes
+    one, and `begin` before its large fields are decoded, with the body that has the others. `fields` removes
     fields that the type does not declare. Raises InvalidRequest that names the field.
     """
     if len(data) <= SMALL_BODY_BYTES:

@@ -1,4 +1,4 @@
-"""HeldBody: what one request with a large body holds of its HTTP process, from its first bytes to its end."""
+"""HeldBody: the room and the turn that one request holds in its HTTP process because of its body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ STATE = "held_body"
 
 
 class HeldBody:
-    """Shares of the bodies that are read and of the prompts that are kept, and the turn to be cut.
+    """A request's share of the room for bodies that are read, its share of that for prompts that are kept,
+    and its turn to have its prompts cut.
 
     A prompt that is to be truncated may be a hundred times as long as what is left of it. While such prompts
     wait for their turn, they are bytes of a body, which are smaller than texts and keep others from being
@@ -32,11 +33,11 @@ class HeldBody:
 
     @property
     def has_turn(self) -> bool:
-        """True while the prompt is being decoded and cut."""
+        """True while the prompts may be decoded and cut."""
         return self._turns is not None
 
     async def take_turn(self, turns: FairTurns) -> None:
-        """Wait for the turn to be cut."""
+        """Wait for the turn in which the prompts may be decoded and cut."""
         self.asked_s = time.perf_counter()
         await turns.take(self._tenant)
         self._turns = turns
@@ -47,7 +48,7 @@ class HeldBody:
             self.reading.release()
 
     def end_turn(self, num_bytes: int) -> None:
-        """Pass on the turn. `num_bytes` are kept of the prompts that have been cut."""
+        """Pass on the turn once the prompts have been cut. `num_bytes` are kept of them."""
         self._pass_on()
         self.reading.release()
         self.kept.shrink_to(num_bytes if num_bytes > SMALL_BYTES else 0)

@@ -44,8 +44,8 @@ class FairThreads:
         self._queue = queue
 
     async def run(self, tenant: str, work: Callable[[], T], size: int) -> T:
-        """Do the work in one of the threads. A tenant without waiting calls is let in, whatever the size of
-        its call. size: in characters, or in the unit of `max_waiting`.
+        """Return what `work` returns, called in one of the threads. A tenant without waiting calls is let in,
+        whatever the size of its call. size: in characters, or in the unit of `max_waiting`.
 
         Raises: RateLimited if too much of this tenant waits, Overloaded if too much of all waits.
         """

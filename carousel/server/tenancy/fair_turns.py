@@ -7,15 +7,17 @@ from collections import deque
 
 
 class FairTurns:
-    """Turns of one event loop. Those who wait of one tenant keep their order, and tenants take turns."""
+    """Limited number of turns in one event loop. Callers of one tenant wait in their order, and tenants are
+    served in rotation.
+    """
 
     def __init__(self, num_turns: int) -> None:
         self._num_free = num_turns
         self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
-        """Those who wait, by tenant; the tenant who is next comes first."""
+        """Waiting callers by tenant; the tenant that is next comes first."""
 
     async def take(self, tenant: str) -> None:
-        """Wait for a turn. Whoever has taken it passes it on."""
+        """Wait for a turn. The caller ends it with `pass_on`."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -29,7 +31,7 @@ class FairTurns:
             raise
 
     def pass_on(self) -> None:
-        """Give a turn that was taken to the next who waits."""
+        """End a turn that was taken, and give it to the next caller that waits."""
         while self._lanes:
             tenant, line = next(iter(self._lanes.items()))
             turn = line.popleft()

@@ -41,15 +41,15 @@ class _Unread(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Count the bytes again."""
+        """Measure `num_left` again."""
 
     @abstractmethod
     def waited_s(self, now_s: float) -> float:
-        """Return for how long it has been waited for the caller."""
+        """Return for how many seconds this part has waited for its caller to read."""
 
     @abstractmethod
     def rate(self, now_s: float) -> float:
-        """Return the bytes that were read in a second of this time."""
+        """Return how many bytes a second the caller has read while it waited."""
 
 
 class _Written(_Unread):
@@ -164,7 +164,7 @@ class UnreadAnswers:
         return KeptAnswer(self, transport, tenant, num_bytes)
 
     def add(self, reader: _Unread) -> None:
-        """Count what a caller has not read."""
+        """Count a part of an answer as unread, until it is removed."""
         self._readers.setdefault(reader.transport, []).append(reader)
         self._num_bytes += reader.num_left
         if self._num_bytes > self._size and not self._is_above:
@@ -176,7 +176,7 @@ class UnreadAnswers:
             self._look_after(GROWTH_S)
 
     def remove(self, reader: _Unread) -> None:
-        """Forget what was counted, unless its connection was closed."""
+        """Count a part of an answer no longer. No effect once its connection was closed here."""
         readers = self._readers.get(reader.transport, [])
         if reader in readers:
             readers.remove(reader)
@@ -185,7 +185,7 @@ class UnreadAnswers:
                 del self._readers[reader.transport]
 
     def _look(self) -> None:
-        """Look at what has been read, and close connections if too much has not."""
+        """Measure all unread parts again, and close the slowest connections while they are too much."""
         self._stop_timer()
         sums: dict[str, int] = {}
         for reader in chain.from_iterable(self._readers.values()):

@@ -74,7 +74,7 @@ class VectorRoom:
         self._shares.take(held.tenant, self.vector_bytes)
 
     def _pass_on(self) -> None:
-        """Let those go on for whom there is room now."""
+        """Wake the waiting requests for whose next vector there is room now."""
         for held, place in list(self._waiting.items()):
             if not place.done() and self._may_take(held):
                 self._add(held)

@@ -182,7 +182,7 @@ class Restarts:
     # -- starts ----------------------------------------------------------------------------------------------
 
     def _start_again(self, unit: str, reason: str, seen_at: float, delay_s: float = 0.0) -> None:
-        """Have the processes of a unit that has ended started under the next epoch."""
+        """Schedule the start of a unit that has ended, under the next epoch."""
         self._status.epoch += 1
         self._records.event(
             "restart", unit=unit, reason=reason, epoch=self._status.epoch, delay=round(delay_s, 3)

@@ -36,7 +36,7 @@ class SearchProcessors:
         self._sources = [before[parent].row for parent, _ in beams]
 
     def plan(self, scheduled: ScheduledRow[Request]) -> None:
-        """Have the processors called for a row of the group, unless it only fills the group."""
+        """Ask for the processors of a row of the group, unless the row only fills the group."""
         member = scheduled.req
         number = self._members().index(member)
         if number < (1 if self._sources is None else len(self._sources)):

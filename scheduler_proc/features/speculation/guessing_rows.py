@@ -69,8 +69,8 @@ class GuessingRows:
         self._rows.only_guesses[row] = True
 
     def put(self, row: int, most: int, length: DraftLength, index: NgramIndex, is_marked: bool) -> None:
-        """Let a row join, with its most guesses in a step, its DraftLength, its n-gram index, and is_marked:
-        True if it must be planned after its commit.
+        """Add a row. most: its maximum number of guesses in a step. is_marked: True if it must be planned
+        after its commit.
         """
         self._is_here[row] = True
         self._most[row] = most
@@ -84,7 +84,7 @@ class GuessingRows:
             self._rows.plan_all_when_committed(np.array([row], np.intp), np.ones(1, np.bool_))
 
     def take_back(self, row: int, length: DraftLength, index: NgramIndex) -> int:
-        """Let a row leave. Copies what was learnt here into both objects. Returns how many of its guesses
+        """Remove a row. Copies what was learnt here into both objects. Returns how many of its guesses
         were verified.
         """
         self._is_here[row] = False
@@ -94,7 +94,7 @@ class GuessingRows:
         return self._num_drafted.item(row)
 
     def _gather(self, rows: RowArray, upto_now: bool) -> None:
-        """Let those of the rows join that have not, with an index up to now, or one as of the step's
+        """Add those of the rows that are not here. upto_now: with an index up to now, else as of the step's
         planning.
         """
         is_here = self._is_here[rows]

@@ -91,7 +91,7 @@ def test_of_a_prompt_that_is_truncated_only_the_end_is_kept(front: Front, is_str
 
 
 def check_kept(front: Front, path: str, body: dict[str, Any], num_prompts: int, most_bytes: int) -> None:
-    """Check how much is kept of a request."""
+    """Check that the process keeps at most `most_bytes` of the prompts of a request in progress."""
     with ExitStack() as stack:
         send(front, stack, path, body, 1, num_prompts)
         gc.collect()

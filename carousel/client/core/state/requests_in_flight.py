@@ -54,7 +54,7 @@ class RequestsInFlight:
         self._requests[request.number] = request
 
     def rename(self, old: bytes, request: RequestState, sequence: SequenceState) -> None:
-        """Note that the handle of a sequence's newest attempt was `old` and is another now."""
+        """Find a sequence by the handle of its newest attempt from now on, and no longer by `old`."""
         self._sequences.pop(old, None)
         self._sequences[sequence.handle] = request, sequence
 
