@@ -54,9 +54,9 @@ class Ledger:
         self._num_protected = 0
         self.alone: CacheAccount | None = None
         """Account of the tenant that is present if exactly one is, else None. Valid once settled."""
-        # Tenants above their share, the one furthest above first; and absent tenants, by the first leaf of
-        # each, whatever they wanted to retain.
-        self._over: LazyHeap[tuple[float, float, float, float], CacheAccount] = LazyHeap()
+        # Tenants above their share, the one furthest above first, among equals by the first leaf of each; and
+        # absent tenants, by that leaf. In both whatever they wanted to retain.
+        self._over: LazyHeap[tuple[float, float, float], CacheAccount] = LazyHeap()
         self._idle: LazyHeap[LeafAge, CacheAccount] = LazyHeap()
 
     def __len__(self) -> int:
@@ -219,15 +219,15 @@ class Ledger:
         account.is_noted = False
         over_key = idle_key = None
         num_protected = 0
-        key = account.leaves.first_key()
-        if key is not None:
+        age = account.first_age
+        if age is not None:
             if account.is_idle:
-                idle_key = account.first_age
+                idle_key = age
             else:
                 num_protected, num_over = account.num_evictable, account.num_over
                 if num_over > 0:
                     ratio = account.num_held / account.entitled if account.entitled else math.inf
-                    over_key = (-ratio, *key)
+                    over_key = (-ratio, *age)
                     num_protected = max(0, num_protected - num_over)
         self._over.put(account, over_key)
         self._idle.put(account, idle_key)
@@ -238,7 +238,7 @@ class Ledger:
 
     def take_most_over(self) -> CacheAccount | None:
         """Remove from the eviction order and return the account that exceeds its entitlement most, relative
-        to its size, among those with an evictable leaf. Among equals the account whose leaf is evicted first.
+        to its size, among those with an evictable leaf. Among equals the account whose first leaf is oldest.
         Call `place` to put it back.
         """
         return self._over.pop()
@@ -248,7 +248,7 @@ class Ledger:
         return self._over.first()
 
     def first_idle(self) -> CacheAccount | None:
-        """Return, of the accounts whose tenants are not present, the one whose leaf is evicted first."""
+        """Return, of the accounts whose tenants are not present, the one whose first leaf is oldest."""
         return self._idle.first()
 
     def num_withheld(self, account: CacheAccount) -> int:

@@ -70,7 +70,15 @@ MUTANTS = [
     Mutant(
         "priority upside down", PriorityEviction, "rank", "run.request_priority", "-run.request_priority", 5
     ),
-    Mutant("the least over gives", Ledger, "place", "(-ratio, *key)", "(ratio, *key)", 4),
+    Mutant("the least over gives", Ledger, "place", "(-ratio, *age)", "(ratio, *age)", 4),
+    Mutant(
+        "what those over retain is dearer",
+        Ledger,
+        "place",
+        "(-ratio, *age)",
+        "(-ratio, *account.leaves.first_key())",
+        16,
+    ),
     Mutant("who is over gives by size", Ledger, "place", "num_held / account.entitled", "num_held / 1", 14),
     Mutant(
         "what is beyond a share protected",
@@ -91,7 +99,14 @@ MUTANTS = [
         "rows of others counted", Ledger, "set_rows", "account.num_rows = account.num_private = 0", "pass", 0
     ),
     Mutant("the idle keep theirs", FairEviction, "_give", "idle_age < age", "False", 0),
-    Mutant("what the idle retain is dearer", Ledger, "place", "account.first_age", "key", 8),
+    Mutant(
+        "what the idle retain is dearer",
+        Ledger,
+        "place",
+        "idle_key = age",
+        "idle_key = account.leaves.first_key()",
+        8,
+    ),
     Mutant(
         "a turn without end", FairEviction, "num_in_turn", "max(PAGES_IN_A_ROW, lead)", "giver.num_over", 30
     ),

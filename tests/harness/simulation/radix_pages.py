@@ -159,7 +159,7 @@ class Model:
         while len(taken) < upto:
             leaves = candidates = self._leaves()
             if len(tenants) > 1 and len(due) != 1 and num_pages < num_evictable:
-                turn.find(self._ratios(leaves, due), partial(self._first_place, leaves))
+                turn.find(self._ratios(leaves, due), partial(self._first_age, leaves))
                 if turn.giver is None and len(taken) >= num_pages:
                     break
                 giver = turn.giver or (taker if gives_its_own else None)
@@ -183,8 +183,8 @@ class Model:
             if held[tenant] > due[tenant]
         }
 
-    def _first_place(self, leaves: list[PathKey], tenant: bytes) -> tuple[int, int, int]:
-        return min(self._place(key) for key in leaves if tenant_of(key[0]) == tenant)
+    def _first_age(self, leaves: list[PathKey], tenant: bytes) -> tuple[int, int]:
+        return min(self._place(key) for key in leaves if tenant_of(key[0]) == tenant)[1:]
 
     def _first_of(self, leaves: list[PathKey]) -> PathKey:
         """Return the oldest of the leaves that each tenant gives first. Retention counts within a tenant."""
@@ -208,7 +208,7 @@ class Turn:
     def find(
         self,
         ratios: dict[bytes, Fraction | float],
-        first_place: Callable[[bytes], tuple[int, int, int]],
+        first_age: Callable[[bytes], tuple[int, int]],
     ) -> None:
         if self.giver in ratios:
             others = [ratio for tenant, ratio in ratios.items() if tenant != self.giver]
@@ -216,5 +216,5 @@ class Turn:
                 return
         most = max(ratios.values(), default=None)
         equals = [tenant for tenant, ratio in ratios.items() if ratio == most]
-        self.giver = min(equals, key=first_place, default=None)
+        self.giver = min(equals, key=first_age, default=None)
         self.num_given = 0

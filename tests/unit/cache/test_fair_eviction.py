@@ -218,6 +218,18 @@ def test_what_a_tenant_retains_is_no_dearer_to_others_when_it_is_away() -> None:
     assert cache.evict(7) == "AAACCCB"
 
 
+def test_what_a_tenant_retains_beyond_its_share_is_no_dearer_to_others() -> None:
+    """Of tenants that are entitled to nothing, one that retained all it had gave after all the others."""
+    cache = Cache(20)
+    cache.tree.ledger.shares.set(A, 1.0)
+    cache.put(A, 3)
+    node = cache.put_and_use(B, 3)
+    cache.tree.retain(node, 0, 3, [RetainedPages(0, 3, 100, 0.0)])
+    cache.tree.unlock(node)
+    cache.put(C, 3)
+    assert cache.evict(4) == "BBBC"
+
+
 def test_everything_goes_in_any_order() -> None:
     cache = Cache(20)
     cache.put(A, 6)
