@@ -219,7 +219,7 @@ def test_what_a_tenant_retains_is_no_dearer_to_others_when_it_is_away() -> None:
 
 
 def test_what_a_tenant_retains_beyond_its_share_is_no_dearer_to_others() -> None:
-    """Of tenants that are entitled to nothing, one that retained all it had gave after all the others."""
+    """A tenant that is entitled to nothing gave what it retained after all others like it."""
     cache = Cache(20)
     cache.tree.ledger.shares.set(A, 1.0)
     cache.put(A, 3)
