@@ -12,13 +12,8 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.kernels.native.library import (
-    DTYPES,
-    AttentionCall,
-    NativeKernels,
-    heads_pointer,
-    load_kernels,
-)
+from model_worker.kernels.native.calls import AttentionCall
+from model_worker.kernels.native.library import DTYPES, NativeKernels, heads_pointer, load_kernels
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from runtime.base.environment import kernel_cache_dir
 

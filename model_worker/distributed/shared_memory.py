@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from model_worker.distributed.group import LATE_S, GroupError
-from model_worker.kernels.native.library import DTYPES, ExchangeCall, NativeKernels, SumCall
+from model_worker.kernels.native.calls import ExchangeCall, SumCall
+from model_worker.kernels.native.library import DTYPES, NativeKernels
 
 COUNTER_BYTES = 64
 # Bytes of one rank's data in one round; more data takes several rounds. Small enough for a core's cache.

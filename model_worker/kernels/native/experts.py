@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.library import ExpertProgram, ExpertsCall, NativeKernels
+from model_worker.kernels.native.calls import ExpertProgram, ExpertsCall
+from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.program import Arena, Program
 
 # Rows of an expert's program. More tokens take several runs. Enough for a weight to be read rarely.

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_worker.kernels.native.library import DTYPES, LinearCall, NativeKernels, QuantizeCall
+from model_worker.kernels.native.calls import LinearCall, QuantizeCall
+from model_worker.kernels.native.library import DTYPES, NativeKernels
 from model_worker.kernels.native.operators import (
     LANES,
     NATIVE_ACTIVATIONS,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.linear import LoraPart
-from model_worker.kernels.native.library import DTYPES, LoraCall, LoraSlotTable, NativeKernels, SortRowsCall
+from model_worker.kernels.native.calls import LoraCall, LoraSlotTable, SortRowsCall
+from model_worker.kernels.native.library import DTYPES, NativeKernels
 from model_worker.kernels.native.operators import pack_panels, round_up
 
 MAX_PARTS = 3

@@ -12,16 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.library import (
-    DTYPES,
+from model_worker.kernels.native.calls import (
     ActivateCall,
     CombineCall,
     LinearCall,
-    NativeKernels,
     NormCall,
     RotaryCall,
     TakeCall,
 )
+from model_worker.kernels.native.library import DTYPES, NativeKernels
 from runtime.checkpoint.model_config import Activation
 
 NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_pytorch_tanh")

@@ -19,8 +19,9 @@ import torch
 
 from model_worker.kernels.native import build, library
 from model_worker.kernels.native.build import SOURCE_DIR, BuildError, build_library, trusted_cache
+from model_worker.kernels.native.calls import ADAPTER_STRUCTURES, STRUCTURES
 from model_worker.kernels.native.layouts import layout_check
-from model_worker.kernels.native.library import ADAPTER_STRUCTURES, STRUCTURES, NativeKernels, load_kernels
+from model_worker.kernels.native.library import NativeKernels, load_kernels
 from model_worker.kernels.native.lora import SortedRows
 from model_worker.ops.native_ops import NativeOps
 from runtime.base.cpu_isa import CpuIsa, usable_isas
