@@ -12,6 +12,7 @@ from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import EndReason, RequestTimer
 from carousel.server.request.cut_prompts import cut_prompts
 from carousel.server.request.held_body import STATE, HeldBody
+from carousel.server.request.sampling import num_entries
 from carousel.server.request.tokenizer import num_chars
 from carousel.server.server_state import ServerState
 from carousel.server.tracing.tracing import EndedSequence
@@ -23,6 +24,10 @@ PROMPTS_AT_ONCE = 8
 """Number of prompts of a request that are sent in the turn of the event loop in which it has been read."""
 BYTES_OF_ENTRY = 16
 """Bytes that a character or an id of a prompt counts for when it is sent (`Entrance`)."""
+BYTES_OF_PARAMETER = 64
+"""The same for an entry of the sampling parameters' lists, checked for each prompt in up to 1 us."""
+MAX_AT_ONCE = 4096
+"""Number of these entries up to which several prompts are sent in that turn."""
 
 
 class RunningPrompts:
@@ -50,6 +55,7 @@ class RunningPrompts:
         self.num_chars = 0 if is_cut else sum(num_chars(submission.prompt) for submission in submissions)
         """Number of characters, or ids, of all prompts; 0 if they are to be cut, which leaves few."""
         sampling = submissions[0].sampling
+        self._num_entries = num_entries(sampling)
         self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         self.streams: dict[int, AsyncResultStream] = {}
         """Streams of the prompts that have begun."""
@@ -127,8 +133,10 @@ class RunningPrompts:
         """Wait until a prompt behind the first ones may be sent: two thousand in one turn of the event loop
         take 30 ms, and more if they are long. Other requests of the tenant wait for one of them at most.
         """
-        if number >= PROMPTS_AT_ONCE:
+        at_once = min(PROMPTS_AT_ONCE, max(1, MAX_AT_ONCE // max(1, self._num_entries)))
+        if number >= at_once:
             num_bytes = BYTES_OF_ENTRY * len(self.submissions[number].prompt)
+            num_bytes += BYTES_OF_PARAMETER * self._num_entries
             await self.server.entrance.enter(num_bytes, self.tenant.name)
 
     def end_reasons(self, prompt: int) -> list[EndReason]:

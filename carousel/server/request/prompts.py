@@ -14,6 +14,7 @@ from carousel.client.core.request.submission import Prompt, RequestOptions, Subm
 from carousel.client.core.result import respelled
 from carousel.conversation import pack_template_kwargs
 from carousel.server.openai.types import MAX_PROMPTS
+from carousel.server.request.sampling import num_entries
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_PROMPT_TOKENS
@@ -28,6 +29,10 @@ MAX_SEQUENCES = 1024
 MAX_LOGPROB_ENTRIES = 1 << 18
 """Maximum number of log-probabilities in the output of one HTTP request, and as many of its prompts. Each
 takes 8 bytes until the answer is complete, and the bytes of its spelling.
+"""
+MAX_ENTRIES = 1 << 16
+"""Maximum number of entries (`num_entries`) of the sampling parameters for all prompts of one HTTP request.
+Each prompt has a copy in every process, where an entry takes up to 60 bytes, and 1 us to check.
 """
 MAX_LOGITS = 1 << 21
 """Maximum number of raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
@@ -144,8 +149,8 @@ async def encode_prompts(
 
 
 def check_size(submissions: Sequence[Submission], context_length: int) -> None:
-    """Check how large the answer could be. Raises InvalidRequest by the names of SamplingParams if that is
-    too large.
+    """Check how large the request is to all processes, and how large its answer could be. Raises
+    InvalidRequest by the names of SamplingParams if that is too large.
     """
     sampling, num_each = submissions[0].sampling, submissions[0].num_sequences
     num_sequences = len(submissions) * num_each
@@ -153,6 +158,13 @@ def check_size(submissions: Sequence[Submission], context_length: int) -> None:
         raise InvalidRequest(
             f"n: {len(submissions)} prompts with {num_each} sequences each are more than {MAX_SEQUENCES}",
             param="n",
+        )
+    entries = num_entries(sampling)
+    if len(submissions) > max(1, MAX_ENTRIES // max(1, entries)):
+        raise InvalidRequest(
+            f"prompt: {len(submissions)} prompts, each with {entries} entries in lists of parameters "
+            f"(a bias is two), are more than {MAX_ENTRIES} of them; send fewer prompts in a request",
+            param="prompt",
         )
     num_tokens = min(sampling.max_tokens or context_length, context_length) * num_sequences
     if sampling.logprobs is not None and num_tokens * (sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES:

@@ -23,6 +23,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.sampling.additional_outputs import HIDDEN_STATES
 from runtime.sampling.features import DRAWABLE
+from runtime.sampling.kinds import IdKind, TextsKind
 from runtime.sampling.table import GREEDY_BELOW, PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
@@ -32,6 +33,10 @@ PARAM_NAMES = {
     "additional_outputs": "return_hidden_states",
 }
 """Parameters of the client library -> names in OpenAI's bodies."""
+
+_lists_of = attrgetter(*[p.name for p in PARAMETERS if isinstance(p.kind, IdKind | TextsKind)])
+
+CHARS_OF_ENTRY = 8
 
 OF_DRAWS = frozenset(
     p.name for p in PARAMETERS if p.example is not None and not p.feature(p.example) & ~DRAWABLE
@@ -86,6 +91,29 @@ def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> Samp
     }
     values |= {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**values)
+
+
+def num_entries(sampling: SamplingParams) -> int:
+    """Return how much is in the lists of the parameters: an id is one entry, a bias two, a text one for each
+    CHARS_OF_ENTRY characters begun.
+    """
+    return sum(map(_num_in, filter(None, _lists_of(sampling))))
+
+
+def _num_in(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 2 * len(value)
+    return _num_of_text(value) if isinstance(value, str) else sum(map(_num_of, value))
+
+
+def _num_of(item: Any) -> int:
+    if isinstance(item, str):
+        return _num_of_text(item)
+    return len(item) if isinstance(item, Sequence) else 1
+
+
+def _num_of_text(text: str) -> int:
+    return len(text) // CHARS_OF_ENTRY + 1
 
 
 def check_hidden_states(body: GenerationBody, served: Collection[str]) -> None:
