@@ -31,7 +31,7 @@ class PacedLine:
     def wake(self, waiter: asyncio.Future[None], cost: int = 1, lane: str = "") -> None:
         """Give a waiter its result, now or in a later turn after those that came before it in its lane. cost:
         at least 1, in the budget's unit. A waiter that costs more than the budget has a turn of its own. A
-        waiter whose task was cancelled meanwhile costs nothing.
+        waiter whose task was cancelled meanwhile costs nothing, and its lane no turn.
         """
         if not self._lanes and self._has_room(cost):
             self._wake_now(waiter, cost)
@@ -62,10 +62,13 @@ class PacedLine:
         self._spent = 0
         while self._lanes:
             lane, line = next(iter(self._lanes.items()))
-            if not self._has_room(line[0][1]):
+            waiter, cost = line[0]
+            has_left = waiter.done()
+            if not (has_left or self._has_room(cost)):
                 break
-            del self._lanes[lane]
-            waiter, cost = line.popleft()
-            if line:
-                self._lanes[lane] = line
+            line.popleft()
+            if not line:
+                del self._lanes[lane]
+            elif not has_left:  # else it is still the lane's turn
+                self._lanes[lane] = self._lanes.pop(lane)
             self._wake_now(waiter, cost)

@@ -56,6 +56,18 @@ def test_one_tenants_crowd_is_not_before_another_tenants_request() -> None:
     assert sorted(number for turn in turns for number in turn) == list(range(crowd + 3))
 
 
+def test_who_has_left_the_line_costs_its_tenant_no_turn() -> None:
+    """A tenant was passed over once for each of its requests whose callers had left."""
+
+    async def main() -> list[list[int]]:
+        entrance = Entrance()
+        tenants = ["alice"] * 5 + ["bob"] * 3
+        large = (entrance.enter(TURN_BYTES, tenant) for tenant in tenants)
+        return await gone_on_in_turns(large, leaving=[1, 2, 3])
+
+    assert asyncio.run(main()) == [[0], [4], [5], [6], [7]]
+
+
 def test_an_entrance_that_was_crowded_lets_the_next_ones_in_at_once() -> None:
     async def main() -> None:
         entrance = Entrance()
