@@ -59,7 +59,7 @@ def _older(value: Fields) -> tags.Element:
 
 
 def _element(value: Any, at: str, depth: int, *, is_last: bool = False) -> tags.Element:
-    """`is_last`: nothing follows it."""
+    """Return an element of a format. `is_last`: nothing follows it. Raises InvalidRequest."""
     if depth > MAX_DEPTH:
         _refuse(at, f"formats are nested more than {MAX_DEPTH} deep")
     if not isinstance(value, Mapping):

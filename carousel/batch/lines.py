@@ -116,7 +116,7 @@ def read_lines(file: BinaryIO) -> Iterator[BatchRequest | RefusedLine]:
 
 
 def read_line(number: int, data: bytes) -> BatchRequest | RefusedLine:
-    """Return the request of a line, or what is wrong with it."""
+    """Return the request of a line, or its refusal."""
     try:
         data.decode()
         line = msgspec.json.decode(data, type=_Request)

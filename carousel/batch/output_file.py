@@ -75,7 +75,7 @@ class OutputFile:
         self._end += len(data)
 
     def close(self) -> None:
-        """Wait until the disk has all lines, and let others have the file."""
+        """Wait until the disk has all lines, and close the file, which ends its lock."""
         try:
             os.fsync(self._fd)
         finally:

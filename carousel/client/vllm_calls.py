@@ -57,7 +57,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
     def sampling_params(self) -> SamplingParams:
-        """Return the same as SamplingParams."""
+        """Return the SamplingParams of this beam search."""
         return SamplingParams(
             use_beam_search=True,
             beam_width=self.beam_width,

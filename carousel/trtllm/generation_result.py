@@ -302,7 +302,7 @@ class GenerationResult:
             return self._output(self._state.chosen()[0], 0)
 
     def _fold(self) -> None:
-        """Apply what is in the mailbox to the state."""
+        """Apply the items of the mailbox to the state."""
         items = self._mailbox.take_now()
         if items:
             self._state.receive(items)

@@ -133,7 +133,7 @@ class TenantLimiter:
         raise self._no_tokens(account.bucket)
 
     def _settle(self, account: Account[Request]) -> None:
-        """Charge what has been used up to now, or nearly so."""
+        """Charge what running requests have used, unless that was done at most SETTLE_S ago."""
         self._accounts.settle(no_older_s=SETTLE_S)
         account.close_books(self._clock())
 

@@ -137,7 +137,7 @@ class StepProfile:
             self._marked_ns = self._port.stopwatch_ns()
 
     def mark(self, name: str, **about: int) -> None:
-        """Name what the scheduler has done since the last mark."""
+        """Record the scheduler's work since the last mark under a name."""
         if self.is_on:
             now = self._port.stopwatch_ns()
             self._add(SCHEDULER, name, self._marked_ns, now, about)

@@ -45,7 +45,7 @@ class QuietStreams:
 
     @contextmanager
     def watched(self, writer: AnswerWriter, line: bytes) -> Iterator[QuietStream]:
-        """Keep the connection of a stream open while the block runs."""
+        """Write `line` whenever the stream is quiet while the block runs, so that no proxy closes it."""
         stream = QuietStream(writer, line)
         if self._look_s:
             self._streams[stream] = None

@@ -165,7 +165,7 @@ class ResponsesFormat:
         return data
 
     def _mark(self, item: GrowingItem) -> None:
-        """Show the item's logprobs from now on. What shows it before has none."""
+        """Show the item's logprobs in the events from now on. Earlier ones have none."""
         speller = self._view.speller
         if item.kind == "text" and self._view.shows_logprobs and speller is not None:
             item.shown_logprobs = self._large.add(Raw, partial(item_pieces, item.logprobs, speller))

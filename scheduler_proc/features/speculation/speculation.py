@@ -125,7 +125,7 @@ class Speculation(RequestFeature):
     # -- with others ----------------------------------------------------------------------------------------
 
     def join(self, upto_now: bool) -> None:
-        """Hand its row over to the guesser, which needs it now."""
+        """Add the row to those for which the guesser guesses together. upto_now: with an index up to now."""
         assert self._guesser is not None
         self._is_together = self._is_adaptive = True
         is_marked = self._is_marked
