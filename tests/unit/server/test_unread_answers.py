@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, cast
@@ -17,10 +18,34 @@ from carousel.server.tenancy.unread_answers import CLOSED_AT_ONCE, KeptAnswer, U
 SIZE = 100
 
 
+class JumpingSelector(selectors.DefaultSelector):
+    """Selector that never waits for a time to come: its clock goes there instead."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(None if timeout is None else 0)
+        if not ready and timeout is not None:
+            self.now_s += max(timeout, 0.0)
+        return ready
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Event loop of a test that waits for timers alone: no time passes, however long they are."""
+
+    def __init__(self) -> None:
+        self._clock = JumpingSelector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now_s
+
+
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @wraps(test)
     def run(**given: Any) -> None:
-        asyncio.run(test(**given))
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            runner.run(test(**given))
 
     return run
 
