@@ -61,6 +61,8 @@ class RunningPrompts:
         """Streams of the prompts that have begun."""
         self.aborted: set[int] = set()
         """Prompts whose answers were aborted."""
+        self._num_begun = 1
+        """Number of prompts that have had their turn (`wait_for_turn`). The first one needs none."""
         self._received_s: float = state["received_s"]
 
     @property
@@ -121,7 +123,7 @@ class RunningPrompts:
 
     def _end_early(self, prompt: int) -> None:
         stream = self.streams.get(prompt)
-        if stream is None:
+        if stream is None or prompt >= self._num_begun:
             return
         if stream.state is None:
             # It is about to be submitted. If it were closed now, it would have no end to report.
@@ -138,6 +140,9 @@ class RunningPrompts:
             num_bytes = BYTES_OF_ENTRY * len(self.submissions[number].prompt)
             num_bytes += BYTES_OF_PARAMETER * self._num_entries
             await self.server.entrance.enter(num_bytes, self.tenant.name)
+        self._num_begun = max(self._num_begun, number + 1)
+        if number in self.aborted:
+            self._end_early(number)
 
     def end_reasons(self, prompt: int) -> list[EndReason]:
         """Return how each sequence of a prompt has ended, including those that best_of has not selected."""

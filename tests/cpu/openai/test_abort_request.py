@@ -6,18 +6,25 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 import httpx
 import pytest
 
+from carousel.client.core.request.submission import Submission
 from carousel.server.admin.siblings import Siblings
+from carousel.server.answer.running_prompts import ABORT_RETRY_S, RunningPrompts
+from carousel.server.request.held_body import STATE
 from carousel.server.running import AbortOrder, RunningRequests
+from carousel.server.tenancy.entrance import Entrance
+from runtime.ring.tenants import Tenant
 from tests.harness.http.http_front import Front, events
 from tests.harness.http.http_tenants import tenants_front
 from tests.harness.ring.fake_ring import finish, output, spell
 
 Callers: TypeAlias = dict[str, httpx.Client]
+NUM_PROMPTS = 100
 Ask: TypeAlias = Callable[..., "Future[httpx.Response]"]
 
 
@@ -210,3 +217,30 @@ def test_names_are_matched_whole(rid: str, told: list[list[int]]) -> None:
     assert [each.prompts for each in requests] == told
     running.abort(AbortOrder(None))
     assert [each.prompts for each in requests] == told
+
+
+def test_prompts_that_wait_for_their_turn_are_aborted_when_it_comes() -> None:
+    """Each was looked at every 10 ms until then, which took half of the event loop's time for 2,000."""
+    tried: list[int] = []
+
+    class Watched(RunningPrompts):
+        def _end_early(self, prompt: int) -> None:
+            tried.append(prompt)
+            super()._end_early(prompt)
+
+    async def main() -> None:
+        client = SimpleNamespace(of_tenant=lambda name: None)
+        server = cast(Any, SimpleNamespace(client=client, entrance=Entrance()))
+        state = {STATE: SimpleNamespace(has_turn=False), "received_s": 0.0}
+        prompts = Watched(server, Tenant("alice", "user"), [Submission("x")] * NUM_PROMPTS, state)
+        prompts.streams = {number: cast(Any, SimpleNamespace(state=None)) for number in range(NUM_PROMPTS)}
+        prompts.abort_all()
+        tried.clear()
+        await asyncio.sleep(5 * ABORT_RETRY_S)
+        assert set(tried) <= {0}, "the first may be about to be sent"
+        await prompts.wait_for_turn(1)
+        await asyncio.sleep(5 * ABORT_RETRY_S)
+        assert set(tried) == {0, 1}
+        prompts.streams.clear()
+
+    asyncio.run(main())
