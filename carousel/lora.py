@@ -41,6 +41,21 @@ class LoRARequest:
     lora_int_id: int
     lora_path: str = ""
 
+    @property
+    def name(self) -> str:
+        """The same as lora_name, as vLLM and TensorRT-LLM have it."""
+        return self.lora_name
+
+    @property
+    def adapter_id(self) -> int:
+        """The same as lora_int_id."""
+        return self.lora_int_id
+
+    @property
+    def path(self) -> str:
+        """The same as lora_path."""
+        return self.lora_path
+
 
 class PackedWeights(NamedTuple):
     """The two files of an adapter's directory, as they are sent."""

@@ -31,6 +31,11 @@ def test_a_request_names_its_adapter() -> None:
     assert build_request(HANDLE, Submission("x")).adapter is None
 
 
+def test_its_parts_have_the_names_of_vllm_and_tensorrt_llm_too() -> None:
+    request = LoRARequest("sql", 3, "/adapters/sql")
+    assert (request.name, request.adapter_id, request.path) == ("sql", 3, "/adapters/sql")
+
+
 def test_a_path_is_that_of_the_caller() -> None:
     ref = wire(LoRARequest("sql", 3, "here"))
     assert ref is not None
