@@ -266,7 +266,7 @@ def started(*, has_keys: bool, has_tls: bool) -> Iterator[Launched]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.attacks.http_attacks", description=__doc__)
     parser.add_argument("--seconds", type=float, default=40.0, help="for each attack")
-    parser.add_argument("--connections", type=int, default=1 << 40, help="at most, of each attack")
+    parser.add_argument("--connections", type=int, default=1 << 40, help="most in all of an attack")
     keys = parser.add_mutually_exclusive_group()
     keys.add_argument("--key", action="store_true", help="attackers have an ordinary user's key")
     keys.add_argument("--no-key", action="store_true", help="callers have keys, attackers have none")
