@@ -41,6 +41,12 @@ RECONNECT_MS = 10
 # the handle's attempt says what is stale, and messages of a process that has been replaced may still be
 # valid.
 ENGINE_SOCKETS = frozenset(("rank_in", "step_results"))
+# Messages of a drain after which it asks whether there is another. Mostly there is none, and the error of a
+# receive that says so takes much longer; after more messages it is rare.
+NUM_ASKED = 2
+# Plain ints, because `&` and `|` of pyzmq's enums take longer than many a call of ZMQ.
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
+NOBLOCK, MORE_FOLLOW = int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 # On hostile input msgspec raises more than its own errors: for invalid UTF-8, deep nesting, and lengths that
 # overflow.
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError)
@@ -207,11 +213,11 @@ def receive_all(
     messages: list[Any] = []
     num_bytes = 0
     for _ in range(limit):
-        if num_bytes >= most:
+        if num_bytes >= most or (0 < len(messages) <= NUM_ASKED and not can_read(socket)):
             break
         try:
             # Only a frame that is not copied knows its peer; for small ones a copy is faster.
-            received: Any = socket.recv(zmq.NOBLOCK, copy=stamp is None)
+            received: Any = socket.recv(NOBLOCK, copy=stamp is None)
         except zmq.Again:
             break
         frame: Frame = received if stamp is None else received.buffer
@@ -229,6 +235,11 @@ def receive_all(
             skip_more(socket)
             bad_frames.add(error)
     return messages, num_bytes
+
+
+def can_read(socket: zmq.Socket[Any]) -> bool:
+    """Return True if a message can be received at once."""
+    return bool(int(socket.getsockopt(EVENTS)) & READABLE)
 
 
 def key_of(frame: zmq.Frame) -> str:
@@ -272,7 +283,11 @@ class JoinedInbox:
     def drain(self, limit: int = HIGH_WATER_MARK, max_bytes: int | None = None) -> list[Any]:
         """Return the messages of the next inbox that has any, as its own `drain` does."""
         self._inboxes.rotate()
-        return next(filter(None, (inbox.drain(limit, max_bytes) for inbox in self._inboxes)), [])
+        for inbox in self._inboxes:
+            messages = inbox.drain(limit, max_bytes)
+            if messages:
+                return messages
+        return []
 
     def close(self) -> None:
         for inbox in self._inboxes:
@@ -306,7 +321,7 @@ class ZmqOutbox:
             if frames:
                 self.socket.send_multipart([head, *frames], zmq.NOBLOCK, copy=False)
             else:
-                self.socket.send(head, zmq.NOBLOCK)
+                self.socket.send(head, NOBLOCK)
         except zmq.Again:
             return False
         return True
