@@ -72,6 +72,16 @@ class _ByteTable:
             pieces[token_id] = piece
         return _ByteTable(pieces, [_text_of(piece) for piece in pieces])
 
+    def incomplete(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes at the end of these ids that are the beginning of a character."""
+        data = b""
+        for token in reversed(ids):
+            if 0 <= token < len(self.pieces):
+                if self.texts[token]:
+                    break  # whole characters, so what is before them does not matter
+                data = self.pieces[token] + data
+        return data[codecs.utf_8_decode(data, "replace", False)[1] :]
+
     def without(self, skipped: Collection[int]) -> _ByteTable:
         pieces, texts = self.pieces.copy(), self.texts.copy()
         for token_id in skipped:
@@ -95,10 +105,8 @@ class ByteLevelDecoder:
         self._pieces = table.pieces
         self._texts = table.texts
         self._size = len(table.pieces)
-        self._pending = b""
         # A prompt may end inside a character that the output then completes.
-        for token in prompt_tail:
-            self.push(token)
+        self._pending = table.incomplete(prompt_tail)
 
     def push(self, token: int) -> str:
         if not 0 <= token < self._size:

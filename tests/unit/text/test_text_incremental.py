@@ -84,6 +84,24 @@ def test_byte_level_text_of_any_ids_is_the_text_decoded_at_once(demo: Tokenizer,
         assert text == demo.decode(ids, skip_special_tokens=skip), ids
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_output_goes_on_from_a_prompt_tail_as_from_its_tokens(demo: Tokenizer, skip: bool) -> None:
+    rng = random.Random(3)
+    factory = factory_of(demo)
+    partial_characters = demo.encode_batch(["😀漢é<|im_start|>"])[0].tolist()
+    for _ in range(1500):
+        ids = [
+            rng.choice([rng.randrange(4096), rng.choice(partial_characters), rng.randrange(260), 4096, -1])
+            for _ in range(rng.randrange(2, 12))
+        ]
+        at = rng.randrange(1, len(ids))
+        decoder = factory.open([], skip_special_tokens=skip)
+        for token in ids[:at]:
+            decoder.push(token)
+        expected = "".join(map(decoder.push, ids[at:])) + decoder.flush()
+        assert incremental_text(demo, ids[at:], tail=ids[:at], skip_special_tokens=skip) == expected, ids
+
+
 def test_no_replacement_character_comes_for_a_character_that_is_not_complete(demo: Tokenizer) -> None:
     ids = demo.encode_batch(["x😀y"])[0].tolist()
     decoder = DecoderFactory(demo).open([])
