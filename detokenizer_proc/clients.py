@@ -200,7 +200,8 @@ class Clients:
         if num_sent:
             client.blocked_since = None if num_sent == len(items) else now
         for item in items[:num_sent]:
-            client.num_ended_bytes -= item.num_ended_bytes
+            if client.num_ended_bytes:
+                client.num_ended_bytes -= item.num_ended_bytes
             item.mark_sent()
             item.is_queued = False
         del items[:num_sent]
@@ -257,8 +258,8 @@ class Clients:
         self, client: ConnectedClient, frame: bytes, now: float, frames: Sequence[Frame] = ()
     ) -> bool:
         delivery = self._channel.send(client.peer, frame, frames)
-        self.num_sent += delivery is Delivery.SENT
         if delivery is Delivery.SENT:
+            self.num_sent += 1
             client.sent_at = now
             return True
         if delivery is Delivery.GONE:

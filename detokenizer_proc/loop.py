@@ -118,7 +118,9 @@ class DetokenizerLoop:
             self._in_hand.rest()
         self._outputs.deliver(now)
         self._clients.maintain(now)
-        self._end_lagged(self._outputs.cut_off_slow_readers(now))
+        lagging = self._outputs.cut_off_slow_readers(now)
+        if lagging:
+            self._end_lagged(lagging)
         self._forget_gone_clients()
         self._scheduler.flush()
 
