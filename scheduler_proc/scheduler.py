@@ -113,7 +113,9 @@ class Scheduler:
         self.lifecycle.tick()
         self.profile.mark("receive")
         self.controls.calls.take_answers()
-        may_launch = self.output.flush() and self.controls.may_launch
+        # With a step in flight, openings go with the tokens that are committed in this turn, in one message.
+        # Nothing is computed for them before the next turn.
+        may_launch = self.output.flush(holds_openings=bool(self.in_flight)) and self.controls.may_launch
         worked = self._launch_and_commit() if may_launch else self._commit_down_to(0)
         if worked and self.questions.num_waiting:
             self.questions.answer_waiting()

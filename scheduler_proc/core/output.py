@@ -82,10 +82,11 @@ class Output(Protocol):
     def is_full(self) -> bool:
         """True if no further sequence should be accepted until the detokenizer reads."""
 
-    def flush(self) -> bool:
+    def flush(self, *, holds_openings: bool = False) -> bool:
         """Send everything that is gathered. Returns False if the other end has no room; try again later.
 
         A refused message is kept unchanged and goes first. Later output is gathered into one further batch.
+        holds_openings: if nothing but openings is gathered, leave it for the next flush.
         """
 
 
@@ -154,13 +155,13 @@ class DetokenizerOutput:
         num_left = len(self._opened) + len(self._replies)
         return num_left >= MAX_BACKLOG or self._opened_bytes >= MAX_BACKLOG_BYTES
 
-    def flush(self) -> bool:
+    def flush(self, *, holds_openings: bool = False) -> bool:
         if not self._refused.flush():
             return False
         if self._entries:
             self._gather_tensors()
-        said = (self._handles, self._opened, self._closed, self._logprobs, self._prompt_logprobs, self._shown)
-        if any(said):
+        has_more = self._handles or self._closed or self._logprobs or self._prompt_logprobs or self._shown
+        if has_more or (self._opened and not holds_openings):
             self._num_sent += 1
             batch = TokenBatch(
                 self._num_sent,
@@ -175,9 +176,10 @@ class DetokenizerOutput:
             )
             self._clear()
             self._refused.add((batch, ()))
-        for reply in self._replies:
-            self._refused.add((reply, ()))
-        self._replies = []
+        if self._replies:
+            for reply in self._replies:
+                self._refused.add((reply, ()))
+            self._replies = []
         return self._refused.flush()
 
     def _gather_tensors(self) -> None:
@@ -239,11 +241,11 @@ class OutputRouter:
     def is_full(self) -> bool:
         return any(output.is_full for output in self._outputs)
 
-    def flush(self) -> bool:
+    def flush(self, *, holds_openings: bool = False) -> bool:
         """Send to each detokenizer that has room. Returns False if one has none."""
         has_room = True
         for output in self._outputs:
-            has_room = output.flush() and has_room
+            has_room = output.flush(holds_openings=holds_openings) and has_room
         return has_room
 
 

@@ -134,7 +134,7 @@ STEP_MUTANTS = [
         "min_len=0",
         0,
     ),
-    Mutant("guesses kept past the end", Request, "cut", "return tokens[: i + 1]", "return tokens", 9),
+    Mutant("guesses kept past the end", Request, "cut", "return tokens[: i + 1]", "return tokens", 0),
     Mutant("page boundary off by one", KVCacheManager, "try_reserve_next", ">= have", "> have", 0),
     Mutant(
         "growth not told to the device",
@@ -152,7 +152,7 @@ STEP_MUTANTS = [
         "publish",
         "min(rows.kv_len_of[row], rows.num_tokens_of[row])",
         "rows.kv_len_of[row]",
-        15,
+        5,
     ),
     Mutant("private pages leaked at the end", KVCacheManager, "release", "self.pages.free(", "len(", 0),
     Mutant("lease kept at the end", KVCacheManager, "release", "self.cache.unlock(req.lease)", "pass", 0),
@@ -227,7 +227,7 @@ STEP_MUTANTS = [
         "take_next",
         "self._logprob_at += count",
         "self._logprob_at += count if scheduled.req.row >= 0 else 0",
-        18,
+        4,
     ),
     Mutant(
         "logprobs not cut with their tokens",
@@ -345,7 +345,7 @@ STEP_MUTANTS = [
         "accept",
         "logits.upto(end)",
         "logits",
-        9,
+        0,
     ),
     Mutant(
         "raw logits after the end",
@@ -369,7 +369,7 @@ STEP_MUTANTS = [
         "top_p_age",
         "resets.item(-1) + 1",
         "resets.item(-1)",
-        55,
+        35,
     ),
     Mutant(
         "phrases without what came before",

@@ -44,7 +44,7 @@ BATCHING_MUTANTS = [
         "try_promise",
         "num_missing > room",
         "False",
-        4,
+        5,
     ),
     Mutant(
         "pages taken without asking who could still end",

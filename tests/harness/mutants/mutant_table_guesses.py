@@ -96,7 +96,7 @@ GUESS_MUTANTS = [
         "reserve_guesses",
         "scheduled.guesses = scheduled.guesses[:num_fit]",
         "pass",
-        5,
+        10,
         changes=GUESSING | {"num_pages": 22, "max_len": 88},
     ),
     Mutant(

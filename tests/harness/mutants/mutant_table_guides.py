@@ -136,7 +136,7 @@ GUIDE_MUTANTS = [
         "_open_again",
         "sequence.begin_again()",
         "pass",
-        28,
+        14,
         changes=GUIDES,
     ),
     Mutant(
@@ -226,7 +226,7 @@ GUIDE_MUTANTS = [
         "accept",
         "ids[: self._num_masked]",
         "ids",
-        0,
+        10,
         changes=GUESSED | {"late": 0.0},
     ),
     Mutant(
@@ -235,7 +235,7 @@ GUIDE_MUTANTS = [
         "_is_of_now",
         "state.guesses == self._told",
         "True",
-        49,
+        60,
         changes=GUESSED | {"guided": 0.95},
     ),
     Mutant(
@@ -244,7 +244,7 @@ GUIDE_MUTANTS = [
         "_masks",
         "self._req.num_tokens + len(masks)",
         "self._req.num_tokens",
-        16,
+        174,
         changes=GUESSED | {"late": 0.0},
     ),
     Mutant(

@@ -137,7 +137,7 @@ TENANT_MUTANTS = [
         "settle",
         "req.account.num_used += num_tokens - req.num_charged",
         "num_tokens = req.num_charged",
-        22,
+        32,
         changes=USING,
     ),
     Mutant(
@@ -146,7 +146,7 @@ TENANT_MUTANTS = [
         "_settle",
         "account.close_books(self._clock())",
         "pass",
-        0,
+        5,
         changes=USING,
     ),
     Mutant(
@@ -155,7 +155,7 @@ TENANT_MUTANTS = [
         "take",
         "min(float(self.per_minute), filled)",
         "max(0.0, min(float(self.per_minute), filled))",
-        26,
+        10,
         changes=USING,
     ),
     Mutant(

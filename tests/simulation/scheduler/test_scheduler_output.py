@@ -183,6 +183,30 @@ def test_below_the_bound_aborts_are_applied_although_nobody_reads() -> None:
         assert system.rows.num_running == 0
 
 
+def test_a_turn_with_a_step_in_flight_sends_openings_and_tokens_in_one_message() -> None:
+    with running(depth=2) as system:
+        loop = SchedulerLoop(system.scheduler)
+        sent: list[tuple[int, int]] = []
+        for number in range(4):
+            system.inbox.send(message(number, [number, 2, 3]))
+            loop.turn()
+            sent += [(len(batch.opened), len(handles_in(batch))) for batch in system.outbox.take()]
+        assert sent == [(1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def test_an_end_does_not_wait_for_the_step_in_flight() -> None:
+    with running(depth=2) as system:
+        loop = SchedulerLoop(system.scheduler)
+        system.inbox.send(message(1, [1, 2, 3]))
+        loop.turn()
+        system.outbox.take()
+        system.inbox.send(message(2, []))
+        loop.turn()
+        first, second = system.outbox.take()
+        assert [len(batch.closed) for batch in (first, second)] == [1, 0]
+        assert [len(handles_in(batch)) for batch in (first, second)] == [0, 1]
+
+
 def test_tokens_are_packed_as_little_endian_int32() -> None:
     outbox = RecordingOutbox()
     output = make_output([outbox])
