@@ -8,7 +8,7 @@ because the other tenants are the owner's guests.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -74,8 +74,9 @@ PRICE_OF_BAD_UPLOAD = 1024
 """Price of an adapter that is refused by its caller's fault. Reading it may have taken 0.1 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
+    """A message that waits."""
+
     message: GenerateRequest | AbortRequest | ControlRequest
     receipt: Receipt
     cost: int
@@ -88,7 +89,9 @@ class Arrivals:
     def __init__(self) -> None:
         self._turns: Turns[Arrived] = Turns()
         self._tenant_of: dict[bytes, str] = {}
-        """Tenant of each waiting request, by the key of its attempt: two attempts of one may wait."""
+        """Tenant of each waiting request that is not the owner's, by the key of its attempt: two attempts of
+        one may wait.
+        """
         self._encoding: Counter[str] = Counter()
         """Number of characters of each tenant that threads encode."""
         self._num_encoding = 0
@@ -139,10 +142,12 @@ class Arrivals:
     def take(self) -> Arrived:
         """Remove and return the next message. Raises IndexError if none is ready."""
         arrived = self._turns.pop()
-        if isinstance(arrived.message, GenerateRequest):
-            self._tenant_of.pop(attempt_key(arrived.message.handle), None)
-        elif _is_part(arrived.message):
-            self._parts[arrived.message.tenant] -= 1
+        message = arrived.message
+        if isinstance(message, GenerateRequest):
+            if message.tenant != OWNER:
+                self._tenant_of.pop(attempt_key(message.handle), None)
+        elif _is_part(message):
+            self._parts[message.tenant] -= 1
         return arrived
 
     def try_spend(self, tenant: str, price: int = PRICE_OF_REFUSAL) -> bool:
@@ -169,22 +174,23 @@ class Arrivals:
         receipt: Receipt,
         *,
         is_again: bool = False,
-    ) -> None:
-        """Queue a message, or its refusal if too many of its tenant wait. is_again: True for a request that
-        was accepted before, for which there is more room.
+    ) -> int:
+        """Queue a message, or its refusal if too many of its tenant wait. Returns the cost of the message.
+        is_again: True for a request that was accepted before, for which there is more room.
         """
-        tenant = message.tenant
+        tenant, cost_of_all = message.tenant, message_cost(message)
         if tenant != OWNER:
             fault = self._fault_of(message)
             if fault is not None:
                 self._dropped.add(ValueError(fault))
-                return
-        arrived, cost = Arrived(message, receipt, loop_cost(message)), message_cost(message)
+                return cost_of_all
+        arrived, cost = Arrived(message, receipt, loop_cost(message)), cost_of_all
         if isinstance(message, GenerateRequest):
-            self._tenant_of[attempt_key(message.handle)] = tenant
-            refusal = None if tenant == OWNER else self._refusal(tenant, cost, is_again=is_again)
-            if refusal is not None:
-                arrived, cost = _without_text(message, receipt, refusal)
+            if tenant != OWNER:
+                self._tenant_of[attempt_key(message.handle)] = tenant
+                refusal = self._refusal(tenant, cost, is_again=is_again)
+                if refusal is not None:
+                    arrived, cost = _without_text(message, receipt, refusal)
         elif isinstance(message, AbortRequest) and tenant == OWNER:
             self._let_follow(message, receipt)
         elif isinstance(message, ControlRequest) and _is_part(message):
@@ -193,6 +199,7 @@ class Arrivals:
             else:
                 arrived, cost = _without_part(message, receipt, self._parts[tenant])
         self._turns.push(tenant, arrived, cost)
+        return cost_of_all
 
     def _fault_of(self, message: GenerateRequest | AbortRequest | ControlRequest) -> str | None:
         """Return why a tenant's message is dropped silently; None if it is not."""

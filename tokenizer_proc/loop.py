@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVarTuple
 
 import numpy as np
 
@@ -31,7 +32,6 @@ from tokenizer_proc.arrivals import (
     Arrivals,
     Arrived,
     encoding_cost,
-    message_cost,
     prompt_cost,
 )
 from tokenizer_proc.long_texts import MAX_MEDIUM_CHARS, LongPrompt, LongTexts
@@ -39,6 +39,8 @@ from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.routes import Routes
 from tokenizer_proc.sequences import Job, JobMaker, SequenceMaker
 from tokenizer_proc.validation import PromptField, Validator, may_ask, template_message
+
+Ts = TypeVarTuple("Ts")
 
 MAX_DRAIN = 256
 # Decoding takes 1 to 2 ms. A single message may have more.
@@ -173,7 +175,7 @@ class TokenizerLoop:
         elif self._in_hand.is_for_alone(message):
             self._solitary = arrived
         else:
-            self._guard(message, partial(self._take, message))
+            self._guard(message, self._take, message)
 
     def _turn_alone(self) -> bool:
         """Take the message that is to be alone once no thread has another. Returns True if others may be
@@ -186,7 +188,7 @@ class TokenizerLoop:
         if arrived is not None and isinstance(arrived.message, GenerateRequest):
             self._receipt = arrived.receipt
             self._turn_cost += arrived.cost
-            self._guard(arrived.message, partial(self._take, arrived.message))
+            self._guard(arrived.message, self._take, arrived.message)
             self._encode_batch()
             self._is_alone = bool(self._long)
         return not self._is_alone
@@ -202,8 +204,8 @@ class TokenizerLoop:
         self.num_received += len(messages)
         for message in messages:
             is_again = isinstance(message, GenerateRequest) and not self._admission.is_new(message)
-            self._arrivals.add(message, receipt, is_again=is_again)
-            self._has_read_much |= message_cost(message) > MUCH_CHARS
+            cost = self._arrivals.add(message, receipt, is_again=is_again)
+            self._has_read_much |= cost > MUCH_CHARS
         return self._has_read_much
 
     def _forward(self, message: AbortRequest | ControlRequest) -> None:
@@ -249,10 +251,10 @@ class TokenizerLoop:
     def close(self) -> None:
         self._long.close()
 
-    def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> None:
-        """Call `work`. An exception in it fails this request only."""
+    def _guard(self, request: GenerateRequest, work: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Call work(*args). An exception in it fails this request only."""
         try:
-            work()
+            work(*args)
         except RequestError as error:
             self._routes.refuse(request, error)
         except Exception as error:
@@ -274,19 +276,20 @@ class TokenizerLoop:
         if is_new:
             self._admission.check(request)
         job = self._jobs.make(request, self._receipt, is_again=not is_new, suspect=suspect)
+        prompt = None
         if field == "input_ids":
             self._validator.input_ids(request, job.num_addressed)
         elif field == "messages":
             self._validator.check_messages(request)
         else:
-            self._check_text(self._text_prompt(job, field))
+            prompt = self._text_prompt(job, field)
         if not self._leave_to_thread(job, field):
             self._jobs.complete(job)
             if field == "input_ids":
                 self._pass_on(job, field, self._ids_of(job))
                 self._in_hand.finish(suspect)
             else:
-                self._add_text(self._text_prompt(job, field))
+                self._add_text(prompt or self._text_prompt(job, field))
 
     def _leave_to_thread(self, job: Job, field: PromptField) -> bool:
         """Let a thread encode a request whose texts take long. Conversations that arrive before the template
@@ -332,19 +335,22 @@ class TokenizerLoop:
         self._jobs.complete(job)
         if field == "input_ids":
             return self._ids_of(job)
-        prompt = self._text_prompt(job, field)
-        self._check_text(prompt)
-        return self._encode_one(prompt)
+        return self._encode_one(self._text_prompt(job, field))
 
     def _ids_of(self, job: Job) -> IntArray:
         return self._validator.input_ids(job.request, job.num_addressed)
 
     def _text_prompt(self, job: Job, field: PromptField) -> _TextPrompt:
-        """Return the prompt's text, which is rendered if it is a conversation. Raises InvalidRequest."""
+        """Return the prompt's text, which is rendered if it is a conversation. Raises InvalidRequest, also if
+        the text cannot fit.
+        """
         if field == "messages":
-            return self._render(job, field)
-        assert job.request.text is not None
-        return _TextPrompt(job, field, job.request.text, job.request.add_special_tokens)
+            prompt = self._render(job, field)
+        else:
+            assert job.request.text is not None
+            prompt = _TextPrompt(job, field, job.request.text, job.request.add_special_tokens)
+        self._check_text(prompt)
+        return prompt
 
     def _render(self, job: Job, field: PromptField) -> _TextPrompt:
         request = job.request
@@ -369,9 +375,9 @@ class TokenizerLoop:
         """Add a text to those that are encoded at the end of the turn. One that a template has made long is
         left to a thread.
         """
-        self._check_text(prompt)
-        num_chars, encode = len(prompt.text), partial(self._encode_one, prompt)
+        num_chars = len(prompt.text)
         if num_chars > MAX_PIECE_CHARS:
+            encode = partial(self._encode_one, prompt)
             is_medium = num_chars <= MAX_MEDIUM_CHARS
             self._encode_in_thread(prompt.job, prompt.field, num_chars, encode, is_medium=is_medium)
         else:
@@ -393,10 +399,10 @@ class TokenizerLoop:
             except Exception:
                 # One of them cannot be encoded. Encoded alone, only that one fails.
                 for prompt in prompts:
-                    self._guard(prompt.job.request, partial(self._encode_alone, prompt))
+                    self._guard(prompt.job.request, self._encode_alone, prompt)
                 continue
             for prompt, ids in zip(prompts, encoded, strict=True):
-                self._guard(prompt.job.request, partial(self._pass_on, prompt.job, prompt.field, ids))
+                self._guard(prompt.job.request, self._pass_on, prompt.job, prompt.field, ids)
         self._in_hand.end_turn()
 
     def _encode(self, prompts: Sequence[_TextPrompt]) -> list[IntArray]:
@@ -425,7 +431,7 @@ class TokenizerLoop:
             if long.is_medium:
                 self._arrivals.end_encoding(tenant, long.num_chars)
             self._turn_cost += CHARS_PER_SEQUENCE * len(job.handles) + long.num_chars // BYTES_PER_CHAR
-            self._guard(job.request, partial(self._pass_on_long, long))
+            self._guard(job.request, self._pass_on_long, long)
             if long.aborted:
                 aborted = tuple(handle for handle in job.handles if handle in long.aborted)
                 self._routes.scheduler.send(AbortRequest(aborted, tenant=tenant))
@@ -448,7 +454,7 @@ class TokenizerLoop:
         self._validator.check_prompt(field, ids, max_len)
         # All are made before the first is sent, so that a request is refused as a whole or not at all.
         first = self._validator.vocab_size
-        sequences = list(self._sequences.make(job, ids, job.trace_at(self._clock().monotonic_s), first))
+        sequences = self._sequences.make(job, ids, job.trace_at(self._clock().monotonic_s), first)
         self._admission.on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
             self._routes.scheduler.send(sequence)

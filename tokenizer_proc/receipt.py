@@ -5,14 +5,13 @@ clock.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # A request that seems to have been on its way for longer than this has a stamp of a wrong clock.
 MAX_AGE_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """One moment on two clocks."""
 
     monotonic_s: float

@@ -65,8 +65,10 @@ class Routes:
 
     def flush(self) -> bool:
         """Send the kept messages. Returns True if none is left."""
-        blocked = [route for route in (self.scheduler, *self._detokenizers) if not route.flush()]
-        return not blocked
+        has_sent_all = self.scheduler.flush()
+        for route in self._detokenizers:
+            has_sent_all &= route.flush()
+        return has_sent_all
 
     def to_client(self, client: int) -> KeepingOutbox[Message]:
         """Return the outbox to the detokenizer that answers this client."""

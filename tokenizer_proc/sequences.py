@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,7 +11,7 @@ import msgspec
 from runtime.ring.suspects.content import content_of_sequence
 from runtime.ring.suspects.roster import content_in, suspect_of
 from runtime.text.codec import PROMPT_TAIL_TOKENS, PromptEncoder
-from runtime.wire.format import TENANT_BYTES, IntArray, pack_ids
+from runtime.wire.format import TENANT_BYTES, TOKEN_BYTES, IntArray, pack_ids
 from runtime.wire.handle import MAX_INDEX, NO_HANDLE, sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
 from runtime.wire.perf_metrics import Stamp, TraceStamps
@@ -130,8 +130,8 @@ class SequenceMaker:
 
     def make(
         self, job: Job, ids: IntArray, trace: TraceStamps | None = None, vocab_size: int = NO_BOUND
-    ) -> Iterator[TokenizedRequest]:
-        """Yield the sequences of a request with the prompt `ids`; those of a beam search are a single one.
+    ) -> list[TokenizedRequest]:
+        """Return the sequences of a request with the prompt `ids`; those of a beam search are a single one.
         trace: of the request so far. Ids from vocab_size on are virtual tokens.
         """
         request, resume = job.request, job.request.resume
@@ -139,22 +139,16 @@ class SequenceMaker:
         tenant = "" if self._shares_prefixes else request.tenant
         contents = (job.adapter, job.prompt_table)
         space = namespace(tenant, request.cache_salt, self._secret, *contents, extra_ids=request.extra_ids)
-        words = ids if job.prompt_table is None else ids[ids < vocab_size]
-        contents_of = [
-            content_of_sequence(content_in(job.suspect), job.sampling.of_sequence(number))
-            for number in range(len(job.handles))
-        ]
-        opens = [
-            msgspec.Raw(self._encode_open(_stream_open(job, handle, words, content)))
-            for handle, content in zip(job.handles, contents_of, strict=True)
-        ]
-        is_search = job.sampling.num_beams > 1
-        for number, handle in enumerate(job.handles[:1] if is_search else job.handles):
-            yield TokenizedRequest(
+        words = input_ids if job.prompt_table is None else pack_ids(ids[ids < vocab_size])
+        sequences: list[TokenizedRequest] = []
+        for number, handle in enumerate(job.handles):
+            sampling = job.sampling.of_sequence(number)
+            content = content_of_sequence(content_in(job.suspect), sampling)
+            sequence = TokenizedRequest(
                 handle=handle,
                 input_ids=input_ids,
-                sampling=job.sampling if is_search else job.sampling.of_sequence(number),
-                stream_open=opens[number],
+                sampling=sampling,
+                stream_open=msgspec.Raw(self._encode_open(_stream_open(job, handle, words, content))),
                 priority=request.priority,
                 namespace=space,
                 output_ids=b"" if resume is None else resume.output_ids,
@@ -171,19 +165,31 @@ class SequenceMaker:
                 trace=trace,
                 processors=request.processors,
                 label=request.label if request.processors else "",
-                more_opens=tuple(opens[1:]) if is_search else (),
                 prompt_table=job.prompt_table,
-                shows_hypotheses=is_search and request.stream,
-                content=contents_of[number],
+                content=content,
             )
+            sequences.append(sequence)
+        return sequences if job.sampling.num_beams == 1 else [_search_of(job, sequences)]
 
 
-def _stream_open(job: Job, handle: bytes, ids: IntArray, content: bytes) -> StreamOpen:
+def _search_of(job: Job, sequences: Sequence[TokenizedRequest]) -> TokenizedRequest:
+    """Return the one sequence that stands for all of a beam search."""
+    first, *others = sequences
+    return msgspec.structs.replace(
+        first,
+        sampling=job.sampling,
+        more_opens=tuple(other.stream_open for other in others),
+        shows_hypotheses=job.request.stream,
+    )
+
+
+def _stream_open(job: Job, handle: bytes, prompt: bytes, content: bytes) -> StreamOpen:
+    """Return how a sequence's stream begins. prompt: its packed ids, without virtual tokens."""
     request, sampling = job.request, job.sampling
     return StreamOpen(
         handle=handle,
-        num_prompt_tokens=len(ids),
-        prompt_tail=pack_ids(ids[-PROMPT_TAIL_TOKENS:]),
+        num_prompt_tokens=len(prompt) // TOKEN_BYTES,
+        prompt_tail=prompt[-PROMPT_TAIL_TOKENS * TOKEN_BYTES :],
         label=request.label,
         stream=request.stream,
         stop=sampling.stop,

@@ -14,7 +14,7 @@ class KnownTenants:
     def __init__(self, path: Path) -> None:
         """Read the table at `path`. Raises OSError, msgspec.MsgspecError."""
         self._file = TenantsFile(path)
-        self._tenants = self._file.read_if_changed() or Tenants()
+        self._take(self._file.read_if_changed() or Tenants())
         self._next_check_at = 0.0
         self.on_change: Callable[[], object] = lambda: None
         """Called when the launcher has written a new table."""
@@ -23,10 +23,10 @@ class KnownTenants:
         """Return the tenant of this name, as Tenants.named."""
         return self._tenants.named(name)
 
-    @property
-    def has_names(self) -> bool:
-        """Return True if the table has any tenant besides the owner."""
-        return any(tenant.name != OWNER for tenant in self._tenants.tenants)
+    def _take(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+        self.has_names = any(tenant.name != OWNER for tenant in tenants.tenants)
+        """True if the table has any tenant besides the owner."""
 
     def refresh(self, now: float) -> None:
         """Load the table if it was written again (TenantsFile.read_new). Call it in every turn. now: seconds
@@ -37,5 +37,5 @@ class KnownTenants:
         self._next_check_at = now + CHECK_S
         tenants = self._file.read_new()
         if tenants is not None:
-            self._tenants = tenants
+            self._take(tenants)
             self.on_change()

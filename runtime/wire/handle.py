@@ -58,6 +58,10 @@ def client_of(handle: bytes) -> int:
     return int.from_bytes(handle[:CLIENT_BYTES], "little")
 
 
+def index_of(handle: bytes) -> int:
+    return handle[REQUEST_BYTES]
+
+
 def attempt_of(handle: bytes) -> int:
     return int.from_bytes(handle[KEY_BYTES:], "little")
 

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 
 from runtime.wire.format import CONTENT_BYTES
-from runtime.wire.handle import NO_HANDLE, split_handle
+from runtime.wire.handle import NO_HANDLE, index_of
 from runtime.wire.messages import GenerateRequest
 from runtime.wire.sampling_params import SamplingParams
 
@@ -18,11 +18,10 @@ def content_of_request(request: GenerateRequest, secret: bytes) -> bytes:
     """Return a digest of CONTENT_BYTES, which all attempts and sequences of a request share. secret: key of
     the launch, without which nobody finds two requests with the same digest.
     """
-    _, _, index, _ = split_handle(request.handle)
     same = msgspec.structs.replace(
         request,
         handle=NO_HANDLE,
-        sampling=request.sampling.of_all_sequences(index),
+        sampling=request.sampling.of_all_sequences(index_of(request.handle)),
         time_limit_ms=0,
         resume=None,
         trace=None,

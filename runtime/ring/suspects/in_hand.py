@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -75,12 +74,13 @@ class InHand:
             if count == 1:
                 self._roster.add(suspect, tenant)
 
-    def put_down(self, suspect: bytes) -> None:
-        """Show a request no more. No death before is laid to it any longer."""
+    def put_down(self, *suspects: bytes) -> None:
+        """Show requests no more. No death before is laid to them any longer."""
         with self._lock:
-            if self._release(suspect):
-                self._note_past(suspect)
-                self._roster.note_served()
+            for suspect in suspects:
+                if self._release(suspect):
+                    self._note_past(suspect)
+                    self._roster.note_served()
 
     def _release(self, suspect: bytes) -> bool:
         """Count a request once less. Returns True if it is shown no more."""
@@ -114,8 +114,8 @@ class TextsInHand(InHand):
         self._secret = secret
         self._has_tenants = has_tenants
         self._clock = clock
-        self._of_turn: Counter[bytes] = Counter()
-        """The requests of this turn, and how often each was taken."""
+        self._of_turn: list[bytes] = []
+        """The requests of this turn, each as often as it was taken."""
 
     @staticmethod
     def open(endpoints: Endpoints, index: int, has_tenants: Callable[[], bool], secret: bytes) -> TextsInHand:
@@ -142,7 +142,7 @@ class TextsInHand(InHand):
             left_s = self._suspects.suspended.get(tenant_mark(request.tenant), 0.0) - self._clock()
             if left_s > 0.0:
                 raise suspended(self._name, left_s)
-        self._of_turn[suspect] += 1
+        self._of_turn.append(suspect)
         self.show(suspect, request.tenant)
         return suspect
 
@@ -159,14 +159,13 @@ class TextsInHand(InHand):
 
     def _remove_from_turn(self, suspect: bytes) -> bool:
         """Count a request of this turn once less. Returns False if it is not, or no longer, of this turn."""
-        if not self._of_turn[suspect]:
+        if suspect not in self._of_turn:
             return False
-        self._of_turn[suspect] -= 1
+        self._of_turn.remove(suspect)
         return True
 
     def end_turn(self) -> None:
-        for suspect in self._of_turn.elements():
-            self.put_down(suspect)
+        self.put_down(*self._of_turn)
         self._of_turn.clear()
 
     def later(self, suspect: bytes, tenant: str, work: Callable[[], T]) -> Callable[[], T]:
@@ -294,7 +293,7 @@ def suspect_in_hand(handle: bytes, content: bytes = NO_CONTENT) -> bytes:
     """Return the name of a request in hand. All of its sequences count as one, because they have the same
     text and guide, and each may be submitted again by itself.
     """
-    return request_of(suspect_of(handle, content))
+    return handle[:REQUEST_BYTES] + FIRST_INDEX + content
 
 
 def request_of(suspect: bytes) -> bytes:
