@@ -159,13 +159,17 @@ class Clients:
             elif client is not None:
                 client.heard_at = now
 
+    def is_check_due(self, now: float) -> bool:
+        """Return True if `maintain` will look for silent clients. Call `receive` before it."""
+        return now >= self._next_check_at
+
     def maintain(self, now: float) -> None:
         """Ping clients that have not been sent anything for a while, and drop those that have been silent for
         too long.
         """
         if self._watchers:
             self._tell_status(self._ring_status(), now)
-        if now < self._next_check_at:
+        if not self.is_check_due(now):
             return
         self._next_check_at = now + CHECK_S
         for client in list(self._by_id.values()):

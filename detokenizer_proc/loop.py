@@ -107,10 +107,13 @@ class DetokenizerLoop:
     def num_live(self) -> int:
         return len(self._live)
 
-    def turn(self, now: float) -> None:
-        """Handle the messages that have arrived, and send what can be sent. Never blocks."""
+    def turn(self, now: float, *, have_clients_sent: bool = True) -> None:
+        """Handle the messages that have arrived, and send what can be sent. Never blocks. have_clients_sent:
+        False if nothing of clients had come a moment ago. Then it is read only before a check for silence.
+        """
         self._now = now
-        self._clients.receive(now)
+        if have_clients_sent or self._clients.is_check_due(now):
+            self._clients.receive(now)
         self._note_engine(self._shown_epoch())
         for message in self._inbox.drain(MAX_DRAIN):
             self.num_received += 1

@@ -61,7 +61,8 @@ def main(context: ProcessContext) -> None:
         engine_epoch=lambda: context.status.read("scheduler").epoch,
         in_hand=StreamsInHand.open_of(context.endpoints, context.index),
     )
-    waiter = Waiter([inbox.socket, *(router.socket for router in routers), context.stop_wake.fd])
+    client_sockets = frozenset(router.socket for router in routers)
+    waiter = Waiter([inbox.socket, *client_sockets, context.stop_wake.fd])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()
@@ -81,7 +82,7 @@ def main(context: ProcessContext) -> None:
     clients.on_return = partial(beat, force=True)
     num_live = 0
     while not context.stop.is_set():
-        loop.turn(time.monotonic())
+        loop.turn(time.monotonic(), have_clients_sent=waiter.has_found(client_sockets))
         # Show at once that no sequence is left.
         beat(force=num_live > 0 and not loop.num_live)
         num_live = loop.num_live

@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -371,12 +372,18 @@ class Waiter:
         self._poller = zmq.Poller()
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)
+        self._found: list[tuple[zmq.Socket[Any] | int, int]] = list(self._poller.sockets)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until something can be read. Returns False after timeout_s, which is rounded up to whole
         milliseconds: a caller that waits for the rest of a time would poll without a pause.
         """
-        return bool(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
+        self._found = self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
+        return bool(self._found)
+
+    def has_found(self, sockets: AbstractSet[zmq.Socket[Any]]) -> bool:
+        """Return True if one of these sockets could be read when the last wait ended, or before the first."""
+        return not sockets.isdisjoint(dict(self._found))
 
 
 def with_frames(message: Message, frames: Sequence[Frame]) -> Message | Framed:

@@ -90,6 +90,19 @@ def test_what_a_client_makes_again_over_a_new_connection_is_not_aborted_with_the
     assert ring.loop.num_live == 0
 
 
+def test_a_client_whose_ping_waits_is_not_taken_for_silent_after_a_pause_of_this_process(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.say(Ping(ring.client))
+    ring.loop.turn(ring.now, have_clients_sent=False)
+    assert ring.peers.incoming, "nothing was to be read"
+    ring.now += SILENCE_S + 1.0
+    # The wait ended before the ping came, and then the process was stopped.
+    ring.loop.turn(ring.now, have_clients_sent=False)
+    assert not ring.peers.incoming
+    ring.generate(handle, TEXT)
+    assert ring.text(handle) == TEXT
+
+
 def test_a_client_that_does_not_read_gets_everything_in_one_output_later(ring: Ring) -> None:
     handle = ring.open(ring.handle())
     ring.generate(handle, "a")

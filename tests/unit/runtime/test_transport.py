@@ -223,3 +223,21 @@ def test_a_wait_for_less_than_a_millisecond_is_a_wait() -> None:
     assert Waiter([reader]).wait(0.0009)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_wait_tells_which_sockets_can_be_read(ends: Ends) -> None:
+    inbox, outbox = ends.inbox(), ends.outbox()
+    reader, writer = os.pipe()
+    waiter, sockets = Waiter([inbox.socket, reader]), {inbox.socket}
+    assert waiter.has_found(sockets), "before the first wait nothing is known"
+    assert not waiter.wait(0.0)
+    assert not waiter.has_found(sockets)
+    os.write(writer, b"1")
+    assert waiter.wait(5.0)
+    assert not waiter.has_found(sockets)
+    os.read(reader, 1)
+    outbox.send(message(1))
+    assert waiter.wait(5.0)
+    assert waiter.has_found(sockets)
+    os.close(reader)
+    os.close(writer)
