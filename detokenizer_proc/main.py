@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from functools import partial
 from pathlib import Path
 
 from detokenizer_proc.clients import Clients, RingShape
@@ -67,26 +66,27 @@ def main(context: ProcessContext) -> None:
     gc.freeze()
     context.ready()
 
-    def beat(*, force: bool) -> None:
-        recovery_ns = round(clients.returned_at * 1e9)
+    def beat() -> None:
         context.beat(
-            force=force,
+            force=True,
             num_running=loop.num_live,
             num_received=loop.num_received,
             num_sent=clients.num_sent,
             num_clients=len(clients),
-            recovery_ns=recovery_ns,
+            recovery_ns=round(clients.returned_at * 1e9),
         )
 
     # A request that a client sends again may reach a tokenizer before the next turn.
-    clients.on_return = partial(beat, force=True)
+    clients.on_return = beat
     num_live = 0
     while not context.stop.is_set():
         loop.turn(time.monotonic(), have_clients_sent=waiter.has_found(client_sockets))
+        now = time.monotonic()
         # Show at once that no sequence is left.
-        beat(force=num_live > 0 and not loop.num_live)
+        if context.is_beat_due(now) or (num_live and not loop.num_live):
+            beat()
         num_live = loop.num_live
-        tenants.refresh(time.monotonic())
+        tenants.refresh(now)
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
     if context.is_launch_ending:
         clients.say_farewell(time.monotonic())

@@ -125,11 +125,15 @@ class ProcessContext:
         HEARTBEAT_S.
         """
         now = time.monotonic()
-        if force or now >= self._next_beat_at:
+        if force or self.is_beat_due(now):
             self._next_beat_at = now + HEARTBEAT_S / 2
             fields = {"is_paused": self.was_paused, "loaded": self.loaded, **fields}
             status = ProcessStatus(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
             self.status.write(self.role, status, self.index)
+
+    def is_beat_due(self, now: float) -> bool:
+        """Return True if `beat` will write. For callers whose fields take time to gather."""
+        return now >= self._next_beat_at
 
     def note_loaded(self, share: float) -> None:
         """Record the share of the weights that is loaded. The next heartbeat shows it."""
