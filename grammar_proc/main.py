@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
@@ -34,15 +37,32 @@ def main(context: ProcessContext) -> None:
     gc.freeze()
     context.ready()
     while not context.stop.is_set():
-        wait_s = min(loop.turn(), HEARTBEAT_S / 2)
-        context.beat(num_running=loop.num_matchers)
+        wait_s = loop.turn()
         poller = zmq.Poller()  # the children's files change
         for source in (context.stop_wake.fd, *loop.files):
             poller.register(source, zmq.POLLIN)
         if loop.reads:
             poller.register(inbox.socket, zmq.POLLIN)
-        poller.poll(int(wait_s * 1000))
+        rest(wait_s, lambda: context.beat(num_running=loop.num_matchers), poller.poll)
     loop.close()
+
+
+def rest(wait_s: float, beat: Callable[[], object], poll: Callable[[int], object]) -> None:
+    """Wait for wait_s, or until poll, which gets milliseconds, finds something. Calls `beat` at once and then
+    in each heartbeat: an idle process does nothing else.
+    """
+    until_s = time.monotonic() + wait_s
+    left_s, poll_s = (
+        wait_s,
+        HEARTBEAT_S / 2,
+    )  # the first beat may show nothing, as half a heartbeat is not over
+    while True:
+        beat()
+        if poll(math.ceil(min(left_s, poll_s) * 1000)):
+            return
+        left_s, poll_s = until_s - time.monotonic(), HEARTBEAT_S
+        if left_s <= 0.0:
+            return
 
 
 if __name__ == "__main__":
