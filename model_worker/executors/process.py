@@ -2,7 +2,7 @@
 
 Plans and masks go out to all ranks. Results come back on step_results from the rank that samples. Both keep
 their order. Ranks of other nodes answer on a socket of their own. Nothing here waits for ever: a wait is a
-poll over results and the ranks' pidfds, in which `on_wait` is called at least every WAIT_S.
+poll over results and the ranks' pidfds, and `on_wait` is called whenever nothing comes for WAIT_S.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from model_worker.executors.ranks import Ranks
 from runtime.base.errors import ExecutorError
 from runtime.ring.nodes import open_answers_inbox
 from runtime.ring.process import ProcessContext
+from runtime.wire.format import Message
 from runtime.wire.plan import (
     AdapterAnswer,
     AdapterFailed,
@@ -35,7 +36,7 @@ from runtime.wire.plan import (
     WorkerFailed,
     WorkerReady,
 )
-from runtime.wire.transport import Frame, Framed, ZmqInbox
+from runtime.wire.transport import HIGH_WATER_MARK, Frame, Framed, ZmqInbox
 
 WAIT_S = 0.1
 
@@ -137,20 +138,26 @@ class ProcessExecutor:
         answers, self._answers = self._answers, []
         return answers
 
-    def receive(self) -> None:
-        """Assign the messages that have arrived to their steps. Never blocks."""
-        for source, arrived in ((inbox, each) for inbox in self._inboxes for each in inbox.drain()):
-            message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
-            if isinstance(message, StepResult):
-                self._take_result(message if source is self._results else _by_clock_here(message), frames)
-            elif isinstance(message, MasksAwaited):
-                self.awaiting_masks = message.step
-            elif isinstance(message, AdapterLoaded | AdapterFailed):
-                self._loads.take(message)
-            elif isinstance(message, RankAnswer):
-                self._answers.append(message)
-            elif isinstance(message, WorkerFailed):
-                self.error = ExecutorError(f"the model worker failed: {message.message}")
+    def receive(self, most: int = HIGH_WATER_MARK) -> None:
+        """Assign the messages that have arrived, at most `most` of each inbox, to their steps. Never
+        blocks.
+        """
+        for inbox in self._inboxes:
+            for arrived in inbox.drain(most):
+                self._take(arrived, inbox)
+
+    def _take(self, arrived: Message | Framed, inbox: ZmqInbox) -> None:
+        message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
+        if isinstance(message, StepResult):
+            self._take_result(message if inbox is self._results else _by_clock_here(message), frames)
+        elif isinstance(message, MasksAwaited):
+            self.awaiting_masks = message.step
+        elif isinstance(message, AdapterLoaded | AdapterFailed):
+            self._loads.take(message)
+        elif isinstance(message, RankAnswer):
+            self._answers.append(message)
+        elif isinstance(message, WorkerFailed):
+            self.error = ExecutorError(f"the model worker failed: {message.message}")
 
     def _take_result(self, result: StepResult, frames: tuple[Frame, ...]) -> None:
         """Take a result. Results come in the order of the plans; any other was not sent by our worker and is
@@ -165,16 +172,23 @@ class ProcessExecutor:
         """Wait briefly for the worker. Raises ExecutorError when it failed or died."""
         if self.error is not None:
             raise self.error
-        self._look(WAIT_S)
-        self._on_wait()
+        # To ask for more than one message takes longer, and the next poll returns at once if there are any.
+        if not self._look(WAIT_S, 1):
+            self._on_wait()
 
-    def _look(self, wait_s: float) -> None:
-        """Take the messages that arrive within wait_s, and note ranks that have died."""
+    def _look(self, wait_s: float, most: int = HIGH_WATER_MARK) -> bool:
+        """Take the messages that arrive within wait_s, as `receive` does, and note ranks that have died.
+        Returns False if nothing came.
+        """
         fired: dict[Any, int] = dict(self._poller.poll(int(wait_s * 1000)))
-        self.receive()
-        name = self._ranks.died(fired)
-        if name is not None and self.error is None and self._results.socket not in fired:
-            self.error = ExecutorError(f"{name} has died")
+        if not fired:
+            return False
+        self.receive(most)
+        if self._results.socket not in fired and self.error is None:
+            name = self._ranks.died(fired)
+            if name is not None:
+                self.error = ExecutorError(f"{name} has died")
+        return True
 
     def close(self) -> None:
         """Ask the ranks to end; their processes belong to the launcher. May be called again."""
