@@ -252,10 +252,11 @@ class RowColumns:
         self.num_tokens[rows] = at
         self.in_flight[rows] -= 1
         ended = at >= self.max_len[rows]
-        is_stop_id: BoolArray = self.stop_ids[: self.num_stop_columns, rows] == tokens
-        stopped = is_stop_id[0]
-        if np.count_nonzero(is_stop_id):
-            stopped = is_stop_id.any(axis=0) & (at > self.min_len[rows])
+        stopped: BoolArray = self.stop_ids[0][rows] == tokens
+        for column in self.stop_ids[1 : self.num_stop_columns]:  # mostly none
+            stopped |= column[rows] == tokens
+        if np.count_nonzero(stopped):
+            stopped &= at > self.min_len[rows]
             ended |= stopped
         places = ended.nonzero()[0]
         return rows[places], stopped[places]
