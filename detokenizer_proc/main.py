@@ -57,7 +57,7 @@ def main(context: ProcessContext) -> None:
         eos_token_ids=CheckpointConfig.read(Path(config.model), config.hf_overrides).eos_token_ids,
         slow_reader_timeout_s=config.slow_reader_timeout,
         stream_interval=config.stream_interval,
-        engine_epoch=lambda: context.status.read("scheduler").epoch,
+        engine_epoch=lambda: context.status.read_epoch("scheduler"),
         in_hand=StreamsInHand.open_of(context.endpoints, context.index),
     )
     client_sockets = frozenset(router.socket for router in routers)

@@ -7,6 +7,7 @@ import os
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,12 +36,16 @@ def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
     )
     for n, (role, index) in enumerate(slots):
         assert reader.read(role, index) == ProcessStatus()
+        assert reader.read_epoch(role, index) == 0
         owner.write(
-            role, ProcessStatus(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40), index
+            role,
+            ProcessStatus(n + 1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40),
+            index,
         )
     for n, (role, index) in enumerate(slots):
-        status = ProcessStatus(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40)
+        status = ProcessStatus(n + 1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40)
         assert reader.read(role, index) == status
+        assert reader.read_epoch(role, index) == n + 1
     owner.close()
     reader.close()
 
@@ -90,6 +95,7 @@ def test_a_slot_in_the_middle_of_a_write_reads_as_it_was_before(
             with pytest.raises(InterruptedError):
                 page.write("scheduler", ProcessStatus(99, 99, "failed"))
         assert page.read("scheduler") == ProcessStatus(number, 3, "ready")
+        assert page.read_epoch("scheduler") == number
         assert page.read("worker") == ProcessStatus()
     page.close()
 
@@ -117,6 +123,30 @@ def test_a_slot_that_is_written_in_the_middle_of_a_read_is_read_again(
 
     monkeypatch.setattr(status_page, "_FIELDS", Overtaken())
     assert page.read("worker") == newest
+    page.close()
+
+
+@pytest.mark.parametrize("num_writes", [1, 2, 3])
+def test_an_epoch_that_is_written_in_the_middle_of_its_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
+) -> None:
+    page = StatusPage(tmp_path / "status", create=True)
+    page.write("worker", ProcessStatus(7, 7, "ready"))
+
+    class Overtaken:
+        unpack_from = status_page._EPOCH.unpack_from
+        is_first = True
+
+        def __call__(self, buffer: mmap.mmap, at: int) -> tuple[int]:
+            (epoch,) = self.unpack_from(buffer, at)
+            if self.is_first:
+                self.is_first = False
+                for number in range(1, num_writes + 1):
+                    page.write("worker", ProcessStatus(7 + number, 7, "ready"))
+            return (epoch,)
+
+    monkeypatch.setattr(status_page, "_EPOCH", SimpleNamespace(unpack_from=Overtaken()))
+    assert page.read_epoch("worker") == 7 + num_writes
     page.close()
 
 
