@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from array import array
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -22,7 +23,6 @@ from runtime.base.errors import RequestError
 from runtime.ring.suspects.in_hand import StreamsInHand
 from runtime.text.codec import Decoders
 from runtime.wire.error_info import error_info
-from runtime.wire.format import unpack_ids
 from runtime.wire.handle import attempt_of, client_of, describe
 from runtime.wire.hypotheses import HypothesisSoFar
 from runtime.wire.messages import (
@@ -174,7 +174,7 @@ class DetokenizerLoop:
             return
         try:
             place = self._in_hand.take(handle, opened.content)
-            tail = unpack_ids(opened.prompt_tail).tolist()
+            tail = array("i", opened.prompt_tail)
             decoder = self._decoders.open(tail, skip_special_tokens=opened.skip_special_tokens)
             piece_tokens = self._stream_interval if opened.stream else self._piece_tokens
             live = Live(TextStream(opened, decoder, self._decoders.text_of, piece_tokens), client, place)
@@ -226,7 +226,7 @@ class DetokenizerLoop:
         resume = opened.resume
         assert resume is not None
         try:
-            output_ids = unpack_ids(resume.output_ids).tolist()
+            output_ids = array("i", resume.output_ids)
             is_matched = live.stream.replay(output_ids, resume.num_chars, resume.cumulative_logprob)
         except Exception as error:
             self._fail(live, error)

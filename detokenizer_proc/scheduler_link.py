@@ -5,10 +5,11 @@ for what goes back.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.handle import HANDLE_BYTES, MAX_ABORT_HANDLES
 from runtime.wire.messages import AbortRequest, StopMatched, TokenBatch
 from runtime.wire.outbox import KeepingOutbox
@@ -31,14 +32,14 @@ def token_columns(batch: TokenBatch) -> TokenColumns:
     handles, packed = batch.handles, batch.tokens
     if len(packed) % TOKEN_BYTES or len(handles) * TOKEN_BYTES != len(packed) * HANDLE_BYTES:
         raise ValueError(f"{len(handles)} bytes of handles for {len(packed)} bytes of tokens")
-    tokens = unpack_ids(packed).tolist()
+    tokens = array("i", packed)
     stops = _stop_positions(batch, tokens) if batch.closed else ()
     # The loop over the rows is the cost of each step, so they are put together without Python code.
     rows = zip(_HANDLES.iter_unpack(handles), tokens, _IDS.iter_unpack(packed), strict=True)
     return TokenColumns(rows, stops)
 
 
-def _stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:
+def _stop_positions(batch: TokenBatch, tokens: Sequence[int]) -> set[int]:
     """Return the positions of the tokens that ended their sequence. A stop token and the Closed that names it
     are in the same batch.
     """

@@ -139,7 +139,7 @@ class TextStream:
         """
         return self._num_skip
 
-    def replay(self, output_ids: list[int], num_chars: int, cumulative_logprob: float) -> bool:
+    def replay(self, output_ids: Sequence[int], num_chars: int, cumulative_logprob: float) -> bool:
         """Replay what an earlier attempt has delivered: all of these ids, and the first `num_chars`
         characters of the text. Returns True if a stop string or word is complete in it.
         """
