@@ -52,17 +52,13 @@ def rest(wait_s: float, beat: Callable[[], object], poll: Callable[[int], object
     in each heartbeat: an idle process does nothing else.
     """
     until_s = time.monotonic() + wait_s
-    left_s, poll_s = (
-        wait_s,
-        HEARTBEAT_S / 2,
-    )  # the first beat may show nothing, as half a heartbeat is not over
+    poll_s = HEARTBEAT_S / 2  # the first beat may show nothing, because the last one was so short ago
     while True:
         beat()
-        if poll(math.ceil(min(left_s, poll_s) * 1000)):
+        left_s = until_s - time.monotonic()
+        if poll(math.ceil(max(0.0, min(left_s, poll_s)) * 1000)) or left_s <= poll_s:
             return
-        left_s, poll_s = until_s - time.monotonic(), HEARTBEAT_S
-        if left_s <= 0.0:
-            return
+        poll_s = HEARTBEAT_S
 
 
 if __name__ == "__main__":
