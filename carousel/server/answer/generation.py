@@ -163,8 +163,8 @@ class Generation(Response):
         try:
             with self._hold(len(self._submissions)) as places:
                 self._submissions = await self._prompts.cut()
-                await write_events(self._prompts, places, writer, answer)
-            last = answer.last_events() + answer.done
+                last = await write_events(self._prompts, places, writer, answer)
+            last += answer.last_events() + answer.done
         except Exception as error:
             if not writer.has_begun:
                 raise

@@ -12,6 +12,7 @@ import msgspec
 from starlette.types import Send
 
 from carousel.server.http.errors import error_body
+from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import KeptAnswer
 from runtime.base.errors import RequestError
@@ -96,7 +97,8 @@ class AnswerWriter:
     ) -> None:
         """`send` sends the head. `state` is that of the request's scope, whose `send_body` sends everything
         after it; `write_chunk` does the same for a part that is not the last, but writes at once or,
-        returning False, not at all; `can_write` tells whether `send` would not wait. `kept` counts the answer
+        returning False, not at all; `can_write` tells whether `send` would not wait; `transport` is that of
+        the connection. `kept` counts the answer
         while its caller does not read, and `entrance` gives its pieces their turns.
         """
         self.has_begun = False
@@ -105,6 +107,7 @@ class AnswerWriter:
         self._send_body: Send = state["send_body"]
         self._write_chunk: Callable[[bytes], bool] = state["write_chunk"]
         self._can_write: Callable[[], bool] = state["can_write"]
+        self._transport: PieceWriter = state["transport"]
         self._kept = kept
         self._entrance = entrance
         self._headers = headers
@@ -127,10 +130,15 @@ class AnswerWriter:
         """Send a part of the answer, and before the first one the head of the response. Waits while the
         client does not read.
         """
-        if not self.try_write(data):
+        if self.try_write(data):
+            return
+        message = {"type": "http.response.body", "body": data, "more_body": True}
+        if self._can_write():
+            await self._send(message)
+        else:
             with self._kept.waits():
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
-            self._kept.note(len(data))
+                await self._send(message)
+        self._kept.note(len(data))
 
     def write_now(self, data: bytes) -> None:
         """Send a part of the answer, and before the first one the head, without waiting. Nothing is sent if
@@ -176,9 +184,15 @@ class AnswerWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def _send(self, message: dict[str, Any]) -> None:
-        if not self.has_begun:
+        if self.has_begun:
+            await self._send_body(message)
+            return
+        self._transport.cork()  # the head goes with the first part
+        try:
             await self._begin()
-        await self._send_body(message)
+            await self._send_body(message)
+        finally:
+            self._transport.uncork()
 
     async def _begin(self) -> None:
         self.has_begun = True

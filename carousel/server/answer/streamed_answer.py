@@ -25,12 +25,13 @@ bring fewer.
 
 async def write_events(
     prompts: RunningPrompts, places: HeldPlaces, writer: AnswerWriter, answer: StreamFormat
-) -> None:
+) -> bytes:
     """Write the result of each step in one piece, or a large one in several, so that other tasks of the event
-    loop can run in between.
+    loop can run in between. Returns the last piece, which is not written: it goes with the end of the answer.
     """
     server, tenant = prompts.server, prompts.tenant.name
     has_logprobs = prompts.has_logprobs
+    data = b""
     with ExitStack() as stack:
         timers = [stack.enter_context(prompts.timer()) for _ in prompts.submissions]
         streams = [prompts.open(number) for number in range(len(prompts.submissions))]
@@ -39,11 +40,11 @@ async def write_events(
         quiet = stack.enter_context(server.quiet.watched(writer, answer.keeps_open))
         async with aclosing(merged(streams, prompts.wait_for_turn)) as batches:
             async for batch in batches:
-                data, quiet.is_between = b"", False
+                quiet.is_between = False
                 batch.reverse()
                 for position in range(1, len(batch) + 1):
                     prompt, delta = batch.pop()  # it goes as soon as its events have what they need
-                    if not position % DELTAS_AT_ONCE or _is_large(delta):
+                    if not position % DELTAS_AT_ONCE or (has_logprobs and _is_large(delta)):
                         await server.entrance.take_turn(tenant)
                     timers[prompt].note_delta(delta)
                     is_early = delta.finish_reason == "abort" and prompt not in prompts.aborted
@@ -72,9 +73,12 @@ async def write_events(
                         if data:
                             await writer.write(data)
                         raise aborted_by_server()
-                if data and not writer.try_write(data):
-                    await writer.write(data)
+                if data and places.num_sequences:
+                    if not writer.try_write(data):
+                        await writer.write(data)
+                    data = b""
                 quiet.is_between, quiet.line = True, answer.keeps_open
+    return data
 
 
 def num_kept_bytes(answer: StreamFormat, streams: Mapping[int, AsyncResultStream]) -> int:

@@ -23,6 +23,7 @@ class PieceWriter(asyncio.Transport):
 
     __slots__ = (
         "_is_closing",
+        "_is_corked",
         "_is_full",
         "_is_paused",
         "_next",
@@ -57,6 +58,8 @@ class PieceWriter(asyncio.Transport):
         """True while the event loop's transport takes no more."""
         self._is_paused = False
         """True between the calls of `pause` and `resume`."""
+        self._is_corked = False
+        """True between the calls of `cork` and `uncork`."""
         self._is_closing = False
         self._next: asyncio.Handle | None = None
         """Next turn in which pieces are passed on, or in which it is looked whether all has been read."""
@@ -84,7 +87,7 @@ class PieceWriter(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self.is_closing():
             return
-        if not (self._num_waiting or self._is_full) and len(data) <= self.piece_bytes:
+        if not (self._num_waiting or self._is_full or self._is_corked) and len(data) <= self.piece_bytes:
             self._num_below = len(data)
             self._transport.write(data)
         elif data:
@@ -92,8 +95,22 @@ class PieceWriter(asyncio.Transport):
                 self._waiting = deque()
             self._waiting.extend(_cut(data, self.piece_bytes))
             self._num_waiting += len(data)
-            if not (self._is_full or self._next):
+            if not (self._is_full or self._next or self._is_corked):
                 self._pass_on()
+
+    def cork(self) -> None:
+        """Keep what is written from now until `uncork`, so that small parts are sent as one. The kernel takes
+        10 to 15 us for each, and the caller is woken for each.
+        """
+        self._is_corked = True
+
+    def uncork(self) -> None:
+        """Pass on what was written since `cork`."""
+        self._is_corked = False
+        if self._waiting and not (self._is_full or self._next):
+            if self._num_waiting <= self.piece_bytes:
+                self._waiting = deque((b"".join(self._waiting),))
+            self._pass_on()
 
     def close(self) -> None:
         """Close the connection once its caller has read what was written, however long that takes."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ import pytest
 
 from carousel.client.core.logprobs import LogprobArrays, LogprobColumns, TokenLogprob, packed_logprobs
 from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.server.http import paced_reader
+from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.openai import logprobs
 from carousel.server.openai.chat_format import ChatCompletionFormat, ChatView
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
@@ -33,7 +36,7 @@ from carousel.server.tenancy.unread_answers import UnreadAnswers
 from carousel.server.tenancy.write_pace import WritePace
 from runtime.wire.format import TOKEN_BYTES, pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
-from tests.harness.http.http_front import http_front
+from tests.harness.http.http_front import events, http_front
 from tests.harness.ring.fake_ring import finish, output
 
 NUM_TOKENS, NUM_PROMPT, NUM_TOP = 60, 40, 5
@@ -371,3 +374,30 @@ def test_packed_logprobs_are_spelled_as_their_entries(number: int) -> None:
         spelled.append([ONE_OF_ITS_KIND.sub(b"", each) for each in data])
     assert spelled[0] == spelled[1]
     assert len(b"".join(spelled[0])) > 300 * 21 * 2 * 5
+
+
+def say_all(request: GenerateRequest) -> list[SequenceOutput]:
+    return [output(request, "abc", finish=finish("stop", 3))]
+
+
+def test_a_stream_whose_output_comes_at_once_is_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head, its event and its end were three, of 10 to 15 us each."""
+    transports: list[Any] = []
+
+    def make_writer(transport: Any, *callbacks: Any) -> PieceWriter:
+        transports.append(Mock(wraps=transport))
+        return PieceWriter(transports[-1], *callbacks)
+
+    monkeypatch.setattr(paced_reader, "PieceWriter", make_writer)
+    with http_front(tmp_path, say_all) as front:
+        for path in ("completions", "chat/completions"):
+            asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+            response = front.complete(**asked) if path == "completions" else front.chat(**asked)
+            told = events(response)
+            assert told[-1] == "[DONE]"
+            assert told[-2]["usage"]["completion_tokens"] == 3
+            assert sum(each.write.call_count for each in transports) == 1
+            for each in transports:
+                each.write.reset_mock()

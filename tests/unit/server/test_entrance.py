@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from carousel.server.answer.sse import AnswerWriter
+from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.tenancy.entrance import LEAST_BYTES, TURN_BYTES, Entrance
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.loop_turns import gone_on_in_turns
@@ -96,7 +98,8 @@ def test_a_turn_of_the_loop_makes_few_pieces_however_short_they_are(num_bytes: i
         sent.append(message.get("body", b""))
 
     async def write() -> None:
-        state = {"send_body": send, "write_chunk": lambda _: False, "can_write": lambda: True}
+        state: dict[str, Any] = {"send_body": send, "write_chunk": lambda _: False, "can_write": lambda: True}
+        state["transport"] = Mock(PieceWriter)
         kept = UnreadAnswers(1 << 20).kept(cast(Any, None), "", lambda: 0)
         writer = AnswerWriter(send, state, kept, Entrance(), [])
         await writer.end(await writer.write_pieces(b"first", pieces()))

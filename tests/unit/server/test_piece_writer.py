@@ -148,6 +148,42 @@ def test_what_finds_no_room_waits_counts_and_comes_in_order(kind: type[PieceWrit
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_between_cork_and_uncork_is_sent_as_one(kind: type[PieceWriter]) -> None:
+    size = kind.piece_bytes
+
+    async def main() -> None:
+        with Connection(num_pieces=5, kind=kind) as made:
+            writer, pieces = made.writer, made.below.pieces
+            writer.cork()
+            writer.write(b"head")
+            writer.write(b"first")
+            assert not pieces
+            assert writer.get_write_buffer_size() == 9
+            writer.uncork()
+            assert pieces == [b"headfirst"]
+            writer.uncork()
+            writer.write(b"next")
+            writer.cork()
+            writer.write(b"a")
+            writer.write(DATA[:size])
+            writer.uncork()
+            assert [len(piece) for piece in pieces] == [9, 4, 1, size], "no larger piece than always"
+            writer.write(b"fills it")
+            writer.cork()
+            writer.write(b"last")
+            writer.close()
+            writer.write(b"too late")
+            writer.uncork()
+            assert made.said == ["pause"]
+            assert len(pieces) == 5
+            made.below.give_room(9)
+            assert pieces[5:] == [b"last"]
+            assert made.below.is_closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_turn_of_the_loop_passes_on_a_part_of_a_long_answer(kind: type[PieceWriter]) -> None:
     """All of 15 MB would be encrypted in one turn."""
 

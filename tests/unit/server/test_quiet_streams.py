@@ -6,9 +6,11 @@ import asyncio
 import weakref
 from contextlib import ExitStack
 from typing import Any, cast
+from unittest.mock import Mock
 
 from carousel.server.answer.quiet_streams import AT_ONCE, QuietStreams
 from carousel.server.answer.sse import EVENT_HEADERS, AnswerWriter
+from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 
@@ -41,7 +43,12 @@ class Caller:
         self.received.append(message["type"])
 
     def writer(self) -> AnswerWriter:
-        state = {"send_body": self.send, "write_chunk": lambda _: False, "can_write": self.can_write}
+        state: dict[str, Any] = {
+            "send_body": self.send,
+            "write_chunk": lambda _: False,
+            "can_write": self.can_write,
+        }
+        state["transport"] = Mock(PieceWriter)
         kept = UnreadAnswers().kept(cast(asyncio.Transport, None), "", lambda: 0)
         return AnswerWriter(self.send, state, kept, cast(Entrance, None), EVENT_HEADERS)
 

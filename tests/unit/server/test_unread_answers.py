@@ -7,10 +7,12 @@ import selectors
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from carousel.server.answer.sse import AnswerWriter
+from carousel.server.http.piece_writer import PieceWriter
 from carousel.server.tenancy import unread_answers
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.unread_answers import CLOSED_AT_ONCE, KeptAnswer, UnreadAnswers
@@ -225,7 +227,12 @@ async def test_events_that_are_written_without_waiting_are_read_too(monkeypatch:
         now_s += message["type"] == "http.response.body"
 
     kept = Kept(UnreadAnswers(SIZE), SIZE)
-    state = {"send_body": send, "write_chunk": lambda _: not is_full, "can_write": lambda: not is_full}
+    state: dict[str, Any] = {
+        "send_body": send,
+        "write_chunk": lambda _: not is_full,
+        "can_write": lambda: not is_full,
+    }
+    state["transport"] = Mock(PieceWriter)
     writer = AnswerWriter(send, state, kept, Entrance(), [])
     for is_full in (True, False) * 10:
         data = b"x" if is_full else b"x" * 100
