@@ -63,3 +63,11 @@ def test_a_reader_that_is_gone_and_a_record_that_cannot_be_formatted_raise_nothi
     handler.emit(bad)
     os.dup2(os.open(os.devnull, os.O_RDONLY), pipe[0])
     handler.emit(record("nobody reads this"))
+
+
+def test_each_line_has_the_time_of_its_record() -> None:
+    ours = console.TextFormatter("api")
+    plain = logging.Formatter("[%(asctime)s api] %(message)s", "%Y-%m-%d %H:%M:%S")
+    for created in (1.0, 1.9, 2.0, 61.5, 61.6, 1.9, 86400.0):
+        said = logging.makeLogRecord({"created": created, "msg": "said"})
+        assert ours.format(said) == plain.format(said)
