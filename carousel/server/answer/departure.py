@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any
 
-from starlette.types import Receive
+from carousel.server.http.flow import ON_DEPARTURE
 
 LEAVE_S = 1.0
 """Seconds to wait for the end of sequences whose caller has left, for their trace."""
 
 
 async def run_until_disconnect(
-    receive: Receive, work: Coroutine[Any, Any, None], leave: Callable[[], None] | None = None
+    state: MutableMapping[str, Any],
+    work: Coroutine[Any, Any, None],
+    leave: Callable[[], None] | None = None,
 ) -> None:
     """Run `work` to its end, or cancel it as soon as the HTTP client disconnects. With `leave`, which makes
-    it end early, it is cancelled only after LEAVE_S, and its error is dropped.
+    it end early, it is cancelled only after LEAVE_S, and its error is dropped. `state` is that of the
+    request's scope, with `has_left`.
     """
-    watch = asyncio.create_task(_disconnected(receive))
     departure = _Departure(leave)
+    # No task that waits for it, which would cost as much as fifty lines of Python.
+    state[ON_DEPARTURE] = departure.begin
     try:
         # If the caller left while the request waited for this process, that is known now: nothing is begun.
         await asyncio.sleep(0)
-        if watch.done():
+        if state["has_left"]():
             return
-        watch.add_done_callback(departure.begin)
-        # In the request's own task: another one would cost as much as fifty lines of Python.
         await work
     except asyncio.CancelledError:
         if not departure.is_its_doing():
@@ -36,8 +38,7 @@ async def run_until_disconnect(
             raise
     finally:
         departure.end()
-        watch.remove_done_callback(departure.begin)
-        watch.cancel()
+        state.pop(ON_DEPARTURE, None)
         work.close()  # if it was not begun
 
 
@@ -51,7 +52,7 @@ class _Departure:
         self._timer: asyncio.TimerHandle | None = None
         self._has_cancelled = False
 
-    def begin(self, _: object) -> None:
+    def begin(self) -> None:
         """Ask the work to end early if it can, or cancel it."""
         if self._task is None:
             return
@@ -79,9 +80,3 @@ class _Departure:
         if self._has_cancelled and self._task is not None:
             self._task.uncancel()
         self._task = self._leave = None
-
-
-async def _disconnected(receive: Receive) -> None:
-    message: Any = {"type": ""}
-    while message["type"] != "http.disconnect":
-        message = await receive()

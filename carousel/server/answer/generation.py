@@ -82,7 +82,7 @@ class Generation(Response):
         failure: BaseException | None = None
         try:
             is_traced = self._trace.traceparent is not None
-            await run_until_disconnect(receive, work, prompts.abort_all if is_traced else None)
+            await run_until_disconnect(scope["state"], work, prompts.abort_all if is_traced else None)
         except RequestError as error:
             failure = error.with_traceback(None)  # its frames refer to it: a cycle for the collector
             raise respelled(error, self._param_names) from None

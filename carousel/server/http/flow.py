@@ -12,6 +12,11 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+ON_DEPARTURE = "on_departure"
+"""Name in the state of a request's scope of the function to be called when the client leaves before it has
+the answer. Who sets it removes it.
+"""
+
 
 class Flow(FlowControl):
     """Flow control that reads only while uvicorn, the protocol and the pace of large bodies all allow it."""
@@ -116,6 +121,15 @@ def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
 def can_write(cycle: RequestResponseCycle) -> bool:
     """Return True if `send` would not wait."""
     return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+
+def note_departure(cycle: RequestResponseCycle) -> None:
+    """Note that nobody waits for the answer any more, and tell whoever makes it."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+    on_departure = cycle.scope["state"].pop(ON_DEPARTURE, None)
+    if on_departure is not None:
+        asyncio.get_running_loop().call_soon(on_departure)
 
 
 def has_begun(cycle: RequestResponseCycle) -> bool:

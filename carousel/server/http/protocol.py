@@ -29,7 +29,7 @@ from carousel.server.http.connection_turns import (
     ConnectionTurns,
 )
 from carousel.server.http.errors import error_body, error_headers
-from carousel.server.http.flow import Flow, has_begun, with_short_cuts
+from carousel.server.http.flow import Flow, has_begun, note_departure, with_short_cuts
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.unread_answers import UnreadAnswers
 from runtime.base.errors import Overloaded, RequestError
@@ -479,8 +479,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Tell the handlers of this connection's requests that nobody waits for the answer."""
         for cycle in (self._in_work, self.cycle):
             if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+                note_departure(cycle)
 
 
 def _answer_of(error: RequestError) -> bytes:
