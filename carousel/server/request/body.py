@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
 from carousel.server.request.decode import decode_body, is_truncated
@@ -150,13 +150,16 @@ async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
         raise RequestError(
             f"the body took longer than {BODY_TIMEOUT_S:.0f} s", code="timeout", status=408
         ) from None
-    except ClientDisconnect:
-        raise RequestAborted("the client has left") from None
     return body
 
 
 async def _receive_all(request: Request, share: BodyShare, body: BodyBytes) -> None:
-    async for part in request.stream():
+    is_whole = False
+    while not is_whole:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise RequestAborted("the client has left")
+        part, is_whole = message.get("body", b""), not message.get("more_body", False)
         if not part:
             continue
         if len(body) + len(part) > MAX_BODY_BYTES:
