@@ -81,12 +81,16 @@ KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_t
 
 
 _guides_of = attrgetter(*GuideFields.__struct_fields__)
+_NO_GUIDES = _guides_of(GuideFields())
 
 
 def asked_guide(body: GuideFields) -> AskedGuide:
     """Return the one guide of a body. Raises InvalidRequest if there are two."""
+    values = _guides_of(body)
+    if values == _NO_GUIDES:
+        return AskedGuide(None, {})
     given: dict[str, StructuredOutputsParams] = {}
-    for name, value in zip(GuideFields.__struct_fields__, _guides_of(body), strict=True):
+    for name, value in zip(GuideFields.__struct_fields__, values, strict=True):
         if value is None or _is_absent(value):
             continue
         params = _MAKERS[name](value)

@@ -32,6 +32,8 @@ WITHOUT_BEAMS = (
     *(("beam_search_diversity_rate", (0.0,)), ("beam_width_array", ((),))),
 )
 """Values that callers write who do not search."""
+_beam_values_of = attrgetter(*[name for name, _ in WITHOUT_BEAMS])
+_NO_BEAM_VALUES = tuple(values[0] for _, values in WITHOUT_BEAMS)
 
 # Types that callers may use; the client library converts them to those of the fields.
 Texts: TypeAlias = str | Sequence[str] | None
@@ -409,9 +411,9 @@ class SamplingParams(
         if self.use_beam_search:
             self._check_beams()
         else:
-            for name, neutral in WITHOUT_BEAMS:
-                if getattr(self, name) not in neutral:
-                    raise InvalidRequest(f"{name}: set use_beam_search, or leave it out", param=name)
+            values = _beam_values_of(self)
+            if values != _NO_BEAM_VALUES:
+                _check_without_beams(values)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
@@ -453,6 +455,12 @@ _NEUTRAL = tuple(
     for default, p in zip(msgspec.structs.astuple(SamplingParams()), PARAMETERS, strict=True)
 )
 """Neutral values, as the very objects that fields which are not given have."""
+
+
+def _check_without_beams(values: Sequence[Any]) -> None:
+    for (name, neutral), value in zip(WITHOUT_BEAMS, values, strict=True):
+        if value not in neutral:
+            raise InvalidRequest(f"{name}: set use_beam_search, or leave it out", param=name)
 
 
 def drawn_seed() -> int:

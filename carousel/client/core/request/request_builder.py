@@ -35,6 +35,7 @@ MAX_ARRIVAL_TIME = 100_000_000_000
 """Latest arrival time in seconds since 1970, in the year 5138. A later one was probably meant in
 milliseconds.
 """
+_TASKS = get_args(Task)
 _FIELD_NAMES = {"text": "prompt", "processors": PROCESSORS}
 """Names under which callers know a request's fields, where they differ."""
 _STRUCT_NAMES = {
@@ -226,8 +227,8 @@ def _bool(name: str, value: object) -> bool:
 
 
 def _task(value: Any) -> Task:
-    if not isinstance(value, str) or value not in get_args(Task):
-        raise InvalidRequest(f"task must be one of {', '.join(get_args(Task))}", param="task")
+    if not isinstance(value, str) or value not in _TASKS:
+        raise InvalidRequest(f"task must be one of {', '.join(_TASKS)}", param="task")
     return value  # type: ignore[return-value]
 
 
