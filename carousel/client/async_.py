@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self, Unpack
+
+import msgspec
 
 from carousel.client.chat_calls import AsyncChatCalls
 from carousel.client.connection.connection import make_connector
@@ -185,7 +187,7 @@ class AsyncClient(AsyncChatCalls):
     def open(self, submission: Submission, timeout: float | None = None) -> AsyncResultStream:
         """Start a request from a prepared Submission, as `stream` and `submit` do with their arguments."""
         if submission.tenant != self._tenant:
-            submission = replace(submission, tenant=self._tenant)
+            submission = msgspec.structs.replace(submission, tenant=self._tenant)
         return AsyncResultStream(self._opened, submission, timeout)
 
     async def _opened(self) -> Session[Mailbox]:

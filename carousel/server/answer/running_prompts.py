@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from carousel.client.core.request.submission import Submission
 from carousel.client.core.streams import AsyncResultStream
@@ -97,7 +98,7 @@ class RunningPrompts:
         """Return the stream of a prompt, which is sent when the stream is first read."""
         submission = self.submissions[number]
         stream = self.streams[number] = self.client.open(submission)
-        self.submissions[number] = replace(submission, prompt="")
+        self.submissions[number] = msgspec.structs.replace(submission, prompt="")
         if number in self.aborted:  # before it was sent
             self._end_early(number)
         return stream

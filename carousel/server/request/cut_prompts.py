@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+
+import msgspec
 
 from carousel.client.core.request.submission import RequestOptions, Submission
 from carousel.server.request.prompts import with_ids
@@ -63,4 +64,4 @@ def _with_less_time(submission: Submission, passed_s: float) -> Submission:
     if limit_s is None:
         return submission
     options = RequestOptions({**submission.options, "time_limit": max(LEAST_TIME_S, limit_s - passed_s)})
-    return replace(submission, options=options)
+    return msgspec.structs.replace(submission, options=options)

@@ -5,7 +5,6 @@ of what a request may ask for beside text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -63,7 +62,7 @@ def with_ids(submissions: Sequence[Submission], ids: Sequence[Prompt]) -> list[S
         for name in ENCODING_OPTIONS:
             options.pop(name, None)
         sampling = msgspec.structs.replace(submission.sampling, truncate_prompt_tokens=None)
-        made.append(replace(submission, prompt=prompt, options=options, sampling=sampling))
+        made.append(msgspec.structs.replace(submission, prompt=prompt, options=options, sampling=sampling))
     return made
 
 

@@ -5,9 +5,9 @@ about them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -107,7 +107,9 @@ def _with_adapters(
     each = names if isinstance(names, list) else [names] * len(asked)
     adapters = [server.adapter(name) if name else None for name in each]
     return [
-        replace(submission, options=RequestOptions({**submission.options, "lora_request": adapter}))
+        msgspec.structs.replace(
+            submission, options=RequestOptions({**submission.options, "lora_request": adapter})
+        )
         for submission, adapter in zip(asked, adapters, strict=True)
     ]
 

@@ -6,11 +6,11 @@ Nothing is checked here but what divides several prompts into requests of one ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from carousel.conversation import Conversation, Tools
 from carousel.lora import LoraConfig, LoRARequest
@@ -95,8 +95,7 @@ OTHERS_OPTIONS = frozenset(("disaggregated_params", "scheduling_params", "tokeni
 """Arguments of generate in vLLM and TensorRT-LLM that ask for nothing if they are None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """A request as its caller wrote it. `build_request` checks it."""
 
     prompt: Prompt
