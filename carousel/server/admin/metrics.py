@@ -185,6 +185,26 @@ class RequestTimer:
         metrics.generation_tokens.inc(usage.completion_tokens)
 
 
+class RequestTimers:
+    """Timers of all prompts of a request."""
+
+    __slots__ = ("_timers",)
+
+    def __init__(self, timers: Sequence[RequestTimer]) -> None:
+        self._timers = timers
+
+    def __enter__(self) -> Sequence[RequestTimer]:
+        for timer in self._timers:
+            timer.__enter__()
+        return self._timers
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for timer in self._timers:
+            timer.__exit__(kind, error, trace)
+
+
 class _Families(Collector):
     """Metrics of one scrape in the form of Prometheus' client."""
 

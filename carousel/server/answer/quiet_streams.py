@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from carousel.server.answer.sse import AnswerWriter
 
@@ -19,15 +18,23 @@ UNSEEN = -1
 class QuietStream:
     """Stream with the line that keeps its connection open."""
 
-    __slots__ = ("is_between", "line", "num_seen", "writer")
+    __slots__ = ("_watched", "is_between", "line", "num_seen", "writer")
 
-    def __init__(self, writer: AnswerWriter, line: bytes) -> None:
+    def __init__(self, writer: AnswerWriter, line: bytes, watched: dict[QuietStream, None]) -> None:
+        """`watched` has the streams that get lines. This one leaves them at the end of a `with` block."""
+        self._watched = watched
         self.writer = writer
         self.line = line
         self.is_between = True
         """True while its task waits for output, so that no event is half written."""
         self.num_seen = UNSEEN
         """Number of bytes that it had written when it was last looked at; UNSEEN before, and after a line."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watched.pop(self, None)
 
 
 class QuietStreams:
@@ -43,18 +50,14 @@ class QuietStreams:
         """Streams that are still to be looked at in this round."""
         self._timer: asyncio.TimerHandle | None = None
 
-    @contextmanager
-    def watched(self, writer: AnswerWriter, line: bytes) -> Iterator[QuietStream]:
-        """Write `line` whenever the stream is quiet while the block runs, so that no proxy closes it."""
-        stream = QuietStream(writer, line)
+    def watched(self, writer: AnswerWriter, line: bytes) -> QuietStream:
+        """Write `line` whenever the stream is quiet while a `with` block runs, so that no proxy closes it."""
+        stream = QuietStream(writer, line, self._streams)
         if self._look_s:
             self._streams[stream] = None
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(self._look_s, self._look)
-        try:
-            yield stream
-        finally:
-            self._streams.pop(stream, None)
+        return stream
 
     def _look(self) -> None:
         self._timer = None

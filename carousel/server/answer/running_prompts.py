@@ -10,7 +10,7 @@ import msgspec
 
 from carousel.client.core.request.submission import Submission
 from carousel.client.core.streams import AsyncResultStream
-from carousel.server.admin.metrics import EndReason, RequestTimer
+from carousel.server.admin.metrics import EndReason, RequestTimer, RequestTimers
 from carousel.server.request.cut_prompts import cut_prompts
 from carousel.server.request.held_body import STATE, HeldBody
 from carousel.server.request.sampling import num_entries
@@ -106,6 +106,10 @@ class RunningPrompts:
     def timer(self) -> RequestTimer:
         """Return a context in which the times of one prompt are measured."""
         return RequestTimer(self.server.metrics, self._received_s, self.num_sequences)
+
+    def timers(self) -> RequestTimers:
+        """Return a context in which the times of all prompts are measured."""
+        return RequestTimers([self.timer() for _ in self.submissions])
 
     def abort(self, prompts: Collection[int]) -> None:
         """End the answers to these prompts early: the caller gets the output so far. Prompts that have not

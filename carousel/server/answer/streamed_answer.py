@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 
 import msgspec
 
@@ -32,12 +32,10 @@ async def write_events(
     server, tenant = prompts.server, prompts.tenant.name
     has_logprobs = prompts.has_logprobs
     data = b""
-    with ExitStack() as stack:
-        timers = [stack.enter_context(prompts.timer()) for _ in prompts.submissions]
+    with prompts.timers() as timers, server.quiet.watched(writer, answer.keeps_open) as quiet:
         streams = [prompts.open(number) for number in range(len(prompts.submissions))]
         for stream in streams:
             stream.keeps_logprobs = False
-        quiet = stack.enter_context(server.quiet.watched(writer, answer.keeps_open))
         async with aclosing(merged(streams, prompts.wait_for_turn)) as batches:
             async for batch in batches:
                 quiet.is_between = False

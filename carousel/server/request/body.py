@@ -55,7 +55,8 @@ async def read_body(request: Request, kind: type[T]) -> T:
 
 
 async def _decoded(request: Request, data: BodyBytes, kind: type[T], held: HeldBody) -> T:
-    request.state.received_s = time.perf_counter()
+    state: dict[str, Any] = request.scope["state"]  # `request.state` looks for each name in several places
+    state["received_s"] = time.perf_counter()
     server: ServerState = request.app.state.server
     tenant = tenant_of(request.scope).name
     entrance = server.entrance
@@ -68,13 +69,13 @@ async def _decoded(request: Request, data: BodyBytes, kind: type[T], held: HeldB
                 await held.take_turn(server.tokenizer.cut_turns(len(data)))
             else:
                 await alone.enter_async_context(entrance.alone(len(data), tenant))
-            if request.state.has_left():
+            if state["has_left"]():
                 raise RequestAborted("the client has left")
 
         wait = _turns_of_pieces(server, tenant)
         fields = FieldFilter(server.config.unknown_fields, wait)
         limits = PromptLimits(server.max_ids, server.tokenizer.max_prompt_chars)
-        if request.state.has_left():
+        if state["has_left"]():
             raise RequestAborted("the client has left")
         body = await decode_body(data, kind, limits, wait, fields, begin)
         if names := fields.ignored:
@@ -141,7 +142,7 @@ async def _read_bytes(request: Request, share: BodyShare) -> BodyBytes:
         raise _too_large()
     body = BodyBytes()
     try:
-        if request.state.has_whole_body():  # as most have, which then need no timer
+        if request.scope["state"]["has_whole_body"]():  # as most have, which then need no timer
             await _receive_all(request, share, body)
         else:
             async with asyncio.timeout(BODY_TIMEOUT_S):

@@ -4,8 +4,8 @@ the ring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Self
 
 from carousel.server.tenancy.shares import Shares
 from runtime.base.errors import InvalidRequest, Overloaded, RateLimited
@@ -53,19 +53,14 @@ class Places:
             return most
         return min(most, (limits.max_running or self._config.max_running_requests) + limits.max_waiting)
 
-    @contextmanager
-    def hold(self, tenant: Tenant, num_sequences: int) -> Iterator[HeldPlaces]:
-        """Take places for the time of the block.
+    def hold(self, tenant: Tenant, num_sequences: int) -> HeldPlaces:
+        """Take places, which are given back at the end of a `with` block.
 
         Raises: Overloaded if this process has no room, RateLimited if the tenant has used its share,
         InvalidRequest for more than there can ever be.
         """
         self._check(tenant, num_sequences)
-        held = HeldPlaces(self._shares, tenant.name, num_sequences)
-        try:
-            yield held
-        finally:
-            held.give_back(held.num_sequences)
+        return HeldPlaces(self._shares, tenant.name, num_sequences)
 
     def _check(self, tenant: Tenant, num_new: int) -> None:
         most, shares, num_own = self._most_of(tenant), self._shares, self._shares.of(tenant.name)
@@ -99,6 +94,12 @@ class HeldPlaces:
         self._tenant = tenant
         self.num_sequences = num_sequences
         """Number of places that it still has."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back(self.num_sequences)
 
     def give_back(self, num_sequences: int) -> None:
         self._shares.give_back(self._tenant, num_sequences)

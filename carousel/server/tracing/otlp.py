@@ -13,9 +13,9 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple, cast
 
+from msgspec import structs
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
@@ -138,7 +138,9 @@ class OtlpRequestTrace(RequestTrace):
         super().__init__(f"00-{self._trace_id.hex()}-{self._span_id.hex()}-{SAMPLED:02x}")
         self.has_content = tracing.has_content
         self._tracing = tracing
-        self._asked = replace(asked, submissions=())  # with their prompts, which nobody needs any more
+        self._asked = structs.replace(
+            asked, submissions=()
+        )  # with their prompts, which nobody needs any more
         self._parent_id = parent.span_id.to_bytes(SPAN_ID_BYTES, "big") if parent.is_valid else b""
         self._state = encode_state(place.tracestate)
         self._name = encode_name(f"{operation} {asked.model}", SERVER)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from msgspec import Struct
 from starlette.types import Scope
 
 from carousel.client.core.request.submission import Submission
@@ -43,8 +44,7 @@ class RequestTrace:
         """End the trace, after the answer has been sent or the request has failed with `error`."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRequest:
+class TracedRequest(Struct, frozen=True):
     """Request as a trace describes it. Prompts are used only if traces have content."""
 
     scope: Scope

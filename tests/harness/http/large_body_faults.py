@@ -35,9 +35,9 @@ async def most_in_a_turn() -> int:
         faults_before = num_faults()
         return {"type": "http.request", "body": part, "more_body": num_left > 0}
 
-    scope = {"headers": [(b"content-type", b"application/json")]}
-    state = SimpleNamespace(has_whole_body=lambda: False)
-    request: Any = SimpleNamespace(scope=scope, state=state, receive=receive)
+    state = {"has_whole_body": lambda: False}
+    scope = {"headers": [(b"content-type", b"application/json")], "state": state}
+    request: Any = SimpleNamespace(scope=scope, receive=receive)
     share = BodyPool(lambda: False).share("")
     assert len(await _read_bytes(request, share)) == MAX_BODY_BYTES
     turns.append(num_faults() - faults_before)
