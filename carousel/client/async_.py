@@ -40,6 +40,8 @@ class _Link:
     loop: asyncio.AbstractEventLoop | None = None
     labels: LabelBook = field(default_factory=LabelBook)
     is_closed: bool = False
+    is_opened: bool = False
+    """True once the session's server has answered. What ends the connection later is its error."""
 
     @property
     def has_failed_to_connect(self) -> bool:
@@ -103,8 +105,10 @@ class AsyncClient(AsyncChatCalls):
     @property
     def is_connected(self) -> bool:
         """True if the server has answered and the connection has not ended since."""
-        connection = None if self._session is None else self._session.connection
-        return connection is not None and connection.opened.done() and connection.error is None
+        if self._session is None:
+            return False
+        connection = self._session.connection
+        return (self._link.is_opened or connection.opened.done()) and connection.error is None
 
     @property
     def error(self) -> CarouselError | None:
@@ -193,25 +197,30 @@ class AsyncClient(AsyncChatCalls):
     async def _opened(self) -> Session[Mailbox]:
         """Return the session, connecting it first if necessary."""
         loop, link = asyncio.get_running_loop(), self._link
-        if link.session is None or (link.has_failed_to_connect and loop is link.loop):
+        if link.session is None or (not link.is_opened and link.has_failed_to_connect and loop is link.loop):
             link.loop = loop
-            mailboxes = Mailboxes()
-            link.session = Session(
-                self._make_connection,
-                mailboxes,
-                lambda function, argument: call_in_loop(loop, function, argument),
-                after_wakes=mailboxes.after_wakes,
-                labels=link.labels,
-                why_abandoned=partial(_why_abandoned, loop, weakref.ref(link)),
-            )
+            link.session = self._make_session(loop)
         if loop is not link.loop:
             raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")
         connection = link.session.connection
-        if not connection.opened.done():
-            await asyncio.shield(asyncio.wrap_future(connection.opened))
+        if not link.is_opened:
+            if not connection.opened.done():
+                await asyncio.shield(asyncio.wrap_future(connection.opened))
+            link.is_opened = connection.opened.exception() is None
         if connection.error is not None:
             raise connection.error.with_traceback(None)
         return link.session
+
+    def _make_session(self, loop: asyncio.AbstractEventLoop) -> Session[Mailbox]:
+        mailboxes = Mailboxes()
+        return Session(
+            self._make_connection,
+            mailboxes,
+            lambda function, argument: call_in_loop(loop, function, argument),
+            after_wakes=mailboxes.after_wakes,
+            labels=self._link.labels,
+            why_abandoned=partial(_why_abandoned, loop, weakref.ref(self._link)),
+        )
 
     @documented_as(Client.abort)
     def abort(self, stream: AsyncResultStream) -> None:
