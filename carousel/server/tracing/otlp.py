@@ -138,9 +138,8 @@ class OtlpRequestTrace(RequestTrace):
         super().__init__(f"00-{self._trace_id.hex()}-{self._span_id.hex()}-{SAMPLED:02x}")
         self.has_content = tracing.has_content
         self._tracing = tracing
-        self._asked = structs.replace(
-            asked, submissions=()
-        )  # with their prompts, which nobody needs any more
+        # Without their prompts, which nobody needs any more.
+        self._asked = structs.replace(asked, submissions=())
         self._parent_id = parent.span_id.to_bytes(SPAN_ID_BYTES, "big") if parent.is_valid else b""
         self._state = encode_state(place.tracestate)
         self._name = encode_name(f"{operation} {asked.model}", SERVER)
