@@ -15,9 +15,9 @@ TLS = Size(20, 30, 36 << 10)
 """Addition to a connection that has TLS."""
 REQUEST = Size(90, 135, 11 << 10)
 """An HTTP request that is read or answered."""
-GENERATION = Size(55, 80, 13 << 10)
+GENERATION = Size(43, 68, 13 << 10)
 """Addition to a request that generates, without its prompts."""
-PROMPT = Size(26, 48, 6 << 10)
+PROMPT = Size(24, 46, 6 << 10)
 """One prompt of such a request, without its text and its sequences."""
 CHARACTER = Size(0, 0, 1)
 """One character of such a text, which takes one to four bytes, or one id, which takes four."""

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any
 
-from carousel.server.http.flow import ON_DEPARTURE
-
 LEAVE_S = 1.0
 """Seconds to wait for the end of sequences whose caller has left, for their trace."""
 
@@ -19,11 +17,11 @@ async def run_until_disconnect(
 ) -> None:
     """Run `work` to its end, or cancel it as soon as the HTTP client disconnects. With `leave`, which makes
     it end early, it is cancelled only after LEAVE_S, and its error is dropped. `state` is that of the
-    request's scope, with `has_left`.
+    request's scope, with `has_left` and `watch`.
     """
     departure = _Departure(leave)
     # No task that waits for it, which would cost as much as fifty lines of Python.
-    state[ON_DEPARTURE] = departure.begin
+    state["watch"](departure.begin)
     try:
         # If the caller left while the request waited for this process, that is known now: nothing is begun.
         await asyncio.sleep(0)
@@ -38,7 +36,7 @@ async def run_until_disconnect(
             raise
     finally:
         departure.end()
-        state.pop(ON_DEPARTURE, None)
+        state["watch"](None)
         work.close()  # if it was not begun
 
 

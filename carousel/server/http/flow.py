@@ -5,17 +5,13 @@ the middleware.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
-ON_DEPARTURE = "on_departure"
-"""Name in the state of a request's scope of the function to be called when the client leaves before it has
-the answer. Who sets it removes it.
-"""
 
 
 class Flow(FlowControl):
@@ -64,8 +60,8 @@ class Flow(FlowControl):
 
 def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
     """Return the application with shortcuts past the middleware in the scope's state: `send_body`, the
-    innermost `send`; `write_chunk`, which does not wait; `can_write`; `has_left`; `has_whole_body`; and the
-    connection's `transport`.
+    innermost `send`; `write_chunk`, which does not wait; `can_write`; `has_left`; `watch`; `has_whole_body`;
+    and the connection's `transport`.
     """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,6 +72,7 @@ def with_short_cuts(app: Any, cycle: RequestResponseCycle) -> Any:
         state["write_chunk"] = partial(write_chunk, cycle)
         state["can_write"] = partial(can_write, cycle)
         state["has_left"] = partial(has_left, cycle)
+        state["watch"] = partial(watch, cycle)
         state["has_whole_body"] = partial(has_whole_body, cycle)
         state["transport"] = cycle.transport
         try:
@@ -127,9 +124,19 @@ def note_departure(cycle: RequestResponseCycle) -> None:
     """Note that nobody waits for the answer any more, and tell whoever makes it."""
     cycle.disconnected = True
     cycle.message_event.set()
-    on_departure = cycle.scope["state"].pop(ON_DEPARTURE, None)
+    on_departure = cycle.scope["state"].pop("on_departure", None)
     if on_departure is not None:
         asyncio.get_running_loop().call_soon(on_departure)
+
+
+def watch(cycle: RequestResponseCycle, on_departure: Callable[[], None] | None) -> None:
+    """Call `on_departure` in a turn of the event loop if the client leaves before it has the answer; None:
+    call nothing any more.
+    """
+    cycle.scope["state"]["on_departure"] = on_departure
+    if on_departure is not None:
+        # Uvicorn pauses behind a large body until the application asks for more. The end is not read then.
+        cycle.flow.resume_reading()
 
 
 def has_begun(cycle: RequestResponseCycle) -> bool:

@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -304,13 +305,27 @@ def test_prompts_that_are_not_begun_together_need_no_room_together(tmp_path: Pat
         waiting.close()
 
 
+def has_aborted(front: Front, number: int) -> bool:
+    return len(front.ring.aborted()) == number
+
+
+@pytest.mark.parametrize("size", [200, 70_000, 200_000, 2_000_000])
+def test_a_client_is_seen_to_leave_however_large_its_body_was(tmp_path: Path, size: int) -> None:
+    """While a large body is read, reading pauses whenever the application is behind."""
+    with http_front(tmp_path, answer, context_length=1 << 21) as front:
+        for number in range(1, 9):
+            with front.open_raw("/v1/completions", prompt="silence" + " x" * (size // 2)):
+                front.ring.wait_request(number - 1)
+            front.ring.wait_for(partial(has_aborted, front, number))
+
+
 def test_nothing_is_begun_for_a_client_that_has_left_already() -> None:
     begun: list[str] = []
 
     async def work() -> None:
         begun.append("request")
 
-    asyncio.run(run_until_disconnect({"has_left": lambda: True}, work()))
+    asyncio.run(run_until_disconnect({"has_left": lambda: True, "watch": lambda _: None}, work()))
     assert not begun
 
 
@@ -330,13 +345,14 @@ def test_a_request_that_is_cancelled_before_it_begins_leaves_nothing_behind() ->
             raise AssertionError("it has begun")
 
         begun = work()
-        state: dict[str, Any] = {"has_left": lambda: False}
+        watching: list[Any] = []
+        state: dict[str, Any] = {"has_left": lambda: False, "watch": watching.append}
         asked = asyncio.create_task(run_until_disconnect(state, begun))
         asyncio.get_running_loop().call_soon(asked.cancel)
         with pytest.raises(asyncio.CancelledError):
             await asked
         assert inspect.getcoroutinestate(begun) == inspect.CORO_CLOSED
-        assert list(state) == ["has_left"], "nothing refers to the request any more"
+        assert watching[1:] == [None], "nothing refers to the request any more"
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
