@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from runtime.text.codec import decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
 from runtime.wire.format import IntArray, unpack_ids
+from runtime.wire.messages import ChatMessage
 
 if TYPE_CHECKING:
     from runtime.text.codec import Codec
@@ -40,6 +42,10 @@ NUM_THREADS = 2
 CUT_THREADS = "truncate", "truncate-long"
 MAX_SHORTER = 1 << 20
 """Maximum number of bytes of a body, or characters of its prompts, for the first of these threads."""
+MAX_CONVERSATION_BYTES = 10 << 20
+"""Maximum number of bytes that the texts of a conversation take in memory if it is to be cut. The template
+makes a text of as many bytes of them.
+"""
 PROBE = [{"role": "user", "content": "x"}]
 END_CHARS = 256
 NUM_SEARCHED = 256
@@ -159,15 +165,35 @@ class Vocabulary:
     def last_ids(self, prompt: Any, options: RequestOptions, num_last: int, num_ids: int) -> IntArray | None:
         """Return the last ids of a prompt in any form; None if it cannot be encoded, or not in parts, or has
         an id from `num_ids` on, which the ring refuses also among those that are cut off.
+
+        Raises: InvalidRequest for a conversation of more than MAX_CONVERSATION_BYTES.
         """
+        if not _is_ids(prompt):
+            return self._last_ids_of_text(prompt, options, num_last)
         try:
-            if _is_ids(prompt):
-                all_ids = unpack_ids(pack_token_ids("prompt", prompt))
-                return None if all_ids.max() >= num_ids else all_ids[-num_last:].copy()
-            if not self._tokenizer.encodes_in_parts:
-                return None
-            if not isinstance(prompt, str):
-                wire_messages(prompt)  # to find what the ring would refuse
+            all_ids = unpack_ids(pack_token_ids("prompt", prompt))
+        except InvalidRequest:
+            return None
+        return None if all_ids.max() >= num_ids else all_ids[-num_last:].copy()
+
+    def _last_ids_of_text(
+        self, prompt: str | Sequence[dict[str, Any]], options: RequestOptions, num_last: int
+    ) -> IntArray | None:
+        if not self._tokenizer.encodes_in_parts:
+            return None
+        try:
+            num_bytes = 0 if isinstance(prompt, str) else _num_bytes(wire_messages(prompt))
+        except InvalidRequest:  # the ring refuses it
+            return None
+        if num_bytes > MAX_CONVERSATION_BYTES:
+            raise InvalidRequest(
+                f"messages: the texts of a conversation that is truncated may take {MAX_CONVERSATION_BYTES} "
+                f"bytes of memory, these take {num_bytes}: shorten them, or send no characters above U+FFFF, "
+                "such as emojis, which make each character of a text take four bytes",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        try:
             text, adds = self._text_of(prompt, options)
             ids = self._tokenizer.encode_end(text, num_last, add_special_tokens=adds)[0]
         except InvalidRequest:
@@ -415,6 +441,11 @@ def num_chars(prompt: Any) -> int:
     if not _is_ids(prompt) and not isinstance(prompt, str):
         return sum(map(_message_chars, prompt))
     return len(prompt)
+
+
+def _num_bytes(messages: Sequence[ChatMessage]) -> int:
+    """Return how many bytes the texts of messages take in memory."""
+    return sum(sys.getsizeof(message.content) for message in messages)
 
 
 def _is_ids(prompt: Any) -> bool:

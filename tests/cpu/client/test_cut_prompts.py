@@ -15,7 +15,7 @@ import pytest
 from carousel.server import server_state
 from carousel.server.http import body_pool
 from carousel.server.http.protocol import HttpProtocol
-from carousel.server.request import large_json
+from carousel.server.request import large_json, tokenizer
 from carousel.server.request.decode import SMALL_BODY_BYTES
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import ServerState
@@ -157,6 +157,26 @@ def test_what_cannot_be_cut_or_needs_not_is_left_to_the_ring(
         assert request.sampling.truncate_prompt_tokens == body["truncate_prompt_tokens"]
         assert request.text or request.messages or len(request.input_ids or b"") == 280_000
         stack.close()
+        wait_until(lambda: is_released(state), WAIT_S, "all is released")
+
+
+def test_a_conversation_takes_only_so_much_memory_while_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an emoji each character of a text takes four bytes, also of what the template makes of it."""
+    monkeypatch.setattr(tokenizer, "MAX_CONVERSATION_BYTES", 2 * len(TEXT))
+    messages: list[Any] = [[{"role": "user", "content": text}] for text in (TEXT, TEXT.replace("😀", "x"))]
+    parts = [{"role": "user", "content": [{"type": "text", "text": text} for text in TEXT.split("last")]}]
+    with a_front(tmp_path, spell("ab")) as (front, state):
+        for conversation in (messages[0], parts):
+            refused = front.post("/v1/chat/completions", messages=conversation, **CUT)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, "messages")
+            assert "emojis" in error["message"]
+        refused = front.post("/v1/responses", model="fake", input=messages[0], truncation="auto")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+        assert not front.ring.requests
+        assert front.post("/v1/chat/completions", messages=messages[1], **CUT).status_code == 200
         wait_until(lambda: is_released(state), WAIT_S, "all is released")
 
 
