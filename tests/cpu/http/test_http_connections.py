@@ -24,6 +24,7 @@ from carousel.server.tenancy.unread_answers import UnreadAnswers
 from tests.harness.http.http_front import Front, http_front, raw_request
 from tests.harness.http.noted_turns import NotedTurns
 from tests.harness.ring.fake_ring import WAIT_S, spell
+from tests.harness.ring.launched import wait_until
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 FILE = b"GET /page/vendor/uplot.js HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -248,6 +249,8 @@ def test_bodies_that_have_waited_for_the_same_are_refused_a_few_in_a_turn(
     half_body = raw_request("/v1/completions", prompt="x")[:-5]
     with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
         assert answers(ask(front, held))
+        # The answer may be here before the server has noted that it is complete.
+        wait_until(lambda: len(turns.calls) == 1, 5.0, "the answer is complete")
         before = len(turns.calls)
         connections = [held.enter_context(front.connect()) for _ in range(64)]
         for connection in connections:
