@@ -20,7 +20,7 @@ import msgspec
 
 from carousel.client.core.request.request_builder import pack_token_ids
 from carousel.client.core.request.submission import Prompt, RequestOptions
-from carousel.conversation import pack_tools, wire_messages
+from carousel.conversation import pack_template_kwargs, pack_tools, wire_messages
 from carousel.server.spelling.token_table import TokenTables
 from carousel.server.tenancy.fair_threads import FairThreads
 from carousel.server.tenancy.fair_turns import FairTurns
@@ -43,9 +43,11 @@ CUT_THREADS = "truncate", "truncate-long"
 MAX_SHORTER = 1 << 20
 """Maximum number of bytes of a body, or characters of its prompts, for the first of these threads."""
 MAX_CONVERSATION_BYTES = 10 << 20
-"""Maximum number of bytes that the texts of a conversation take in memory if it is to be cut. The template
-makes a text of as many bytes of them.
+"""Maximum number of bytes of memory for the text that a template makes of the contents of a conversation, if
+it is to be cut. The contents take no more.
 """
+CHARS_AT_ONCE = 1 << 16
+"""Number of characters of a text whose width is looked for in one piece."""
 PROBE = [{"role": "user", "content": "x"}]
 END_CHARS = 256
 NUM_SEARCHED = 256
@@ -166,7 +168,7 @@ class Vocabulary:
         """Return the last ids of a prompt in any form; None if it cannot be encoded, or not in parts, or has
         an id from `num_ids` on, which the ring refuses also among those that are cut off.
 
-        Raises: InvalidRequest for a conversation of more than MAX_CONVERSATION_BYTES.
+        Raises: InvalidRequest for a conversation that takes more than MAX_CONVERSATION_BYTES.
         """
         if not _is_ids(prompt):
             return self._last_ids_of_text(prompt, options, num_last)
@@ -182,14 +184,14 @@ class Vocabulary:
         if not self._tokenizer.encodes_in_parts:
             return None
         try:
-            num_bytes = 0 if isinstance(prompt, str) else _num_bytes(wire_messages(prompt))
+            num_bytes = 0 if isinstance(prompt, str) else _num_bytes(wire_messages(prompt), options)
         except InvalidRequest:  # the ring refuses it
             return None
         if num_bytes > MAX_CONVERSATION_BYTES:
             raise InvalidRequest(
                 f"messages: the texts of a conversation that is truncated may take {MAX_CONVERSATION_BYTES} "
                 f"bytes of memory, these take {num_bytes}: shorten them, or send no characters above U+FFFF, "
-                "such as emojis, which make each character of a text take four bytes",
+                "such as emojis, one of which makes each character of a conversation take four bytes",
                 param="messages",
                 code="context_length_exceeded",
             )
@@ -443,9 +445,26 @@ def num_chars(prompt: Any) -> int:
     return len(prompt)
 
 
-def _num_bytes(messages: Sequence[ChatMessage]) -> int:
-    """Return how many bytes the texts of messages take in memory."""
-    return sum(sys.getsizeof(message.content) for message in messages)
+def _num_bytes(messages: Sequence[ChatMessage], options: RequestOptions) -> int:
+    """Return how many bytes the contents of messages take in memory when they are one text. All characters of
+    a text are as wide as its widest one, which may come from what the template writes beside them.
+    """
+    contents = [message.content for message in messages]
+    variables = pack_template_kwargs(options.get("chat_template_kwargs"))
+    packed = filter(None, [variables, *(message.further for message in messages)])
+    beside = [[message.name for message in messages], *map(msgspec.msgpack.decode, packed)]
+    text_beside = (msgspec.json.encode(beside) + pack_tools(options.get("tools"))).decode()
+    widest = max(map(_char_bytes, [*contents, text_beside]))
+    return widest * sum(map(len, contents))
+
+
+def _char_bytes(text: str) -> int:
+    """Return how many bytes each character of a text takes in memory: 1, 2 or 4."""
+    if text.isascii():
+        return 1
+    # The size of the text itself may include a copy in UTF-8. Pieces have none, and are as wide as they must.
+    pieces = (text[at : at + CHARS_AT_ONCE] for at in range(0, len(text), CHARS_AT_ONCE))
+    return max((sys.getsizeof(piece * 2) - sys.getsizeof(piece)) // len(piece) for piece in pieces)
 
 
 def _is_ids(prompt: Any) -> bool:

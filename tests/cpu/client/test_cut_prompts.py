@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from carousel.client.core.request.submission import RequestOptions
 from carousel.server import server_state
 from carousel.server.http import body_pool
 from carousel.server.http.protocol import HttpProtocol
@@ -178,6 +179,29 @@ def test_a_conversation_takes_only_so_much_memory_while_it_is_cut(
         assert not front.ring.requests
         assert front.post("/v1/chat/completions", messages=messages[1], **CUT).status_code == 200
         wait_until(lambda: is_released(state), WAIT_S, "all is released")
+
+
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [
+        ({"role": "user", "content": "😀"}, {}),
+        ({"role": "user", "name": "😀", "content": "x"}, {}),
+        ({"role": "assistant", "content": "x", "reasoning_content": "😀"}, {}),
+        ({"role": "user", "content": "x"}, {"tools": [{"type": "function", "function": {"name": "😀"}}]}),
+        ({"role": "user", "content": "x"}, {"chat_template_kwargs": {"date": "😀"}}),
+    ],
+)
+def test_one_emoji_anywhere_makes_every_character_of_a_conversation_wide(
+    codec: Codec, first: dict[str, Any], options: RequestOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template makes one text of all. A conversation of 8 MiB of letters and an emoji took 32 MiB."""
+    text = TEXT.replace("😀", "é")
+    monkeypatch.setattr(tokenizer, "MAX_CONVERSATION_BYTES", 2 * len(text))
+    conversation, vocabulary = [first, {"role": "user", "content": text}], Vocabulary(codec)
+    with pytest.raises(InvalidRequest, match="emojis"):
+        vocabulary.last_ids(conversation, options, NUM_LAST, 1 << 20)
+    plain = {name: value.replace("😀", "é") for name, value in first.items()}
+    assert vocabulary.last_ids([plain, conversation[1]], {}, NUM_LAST, 1 << 20) is not None
 
 
 def test_a_response_s_truncation_auto_takes_a_text_of_any_length(tmp_path: Path) -> None:
