@@ -114,7 +114,7 @@ class Scheduler:
         self.profile.mark("receive")
         self.controls.calls.take_answers()
         # With a step in flight, openings go with the tokens that are committed in this turn, in one message.
-        # Nothing is computed for them before the next turn.
+        # A step that is launched now for what they open is committed in a later turn, behind them.
         may_launch = self.output.flush(holds_openings=bool(self.in_flight)) and self.controls.may_launch
         worked = self._launch_and_commit() if may_launch else self._commit_down_to(0)
         if worked and self.questions.num_waiting:

@@ -184,7 +184,7 @@ class DetokenizerOutput:
 
     def _gather_tensors(self) -> None:
         """Send tensors before the batch that may close their sequence. An earlier batch has opened it,
-        because nothing is launched before its opening is sent.
+        because no step is committed before the openings of its sequences are sent.
         """
         for at in range(0, len(self._entries), MAX_TENSORS):
             entries = tuple(self._entries[at : at + MAX_TENSORS])

@@ -98,8 +98,8 @@ class AnswerWriter:
         """`send` sends the head. `state` is that of the request's scope, whose `send_body` sends everything
         after it; `write_chunk` does the same for a part that is not the last, but writes at once or,
         returning False, not at all; `can_write` tells whether `send` would not wait; `transport` is that of
-        the connection. `kept` counts the answer
-        while its caller does not read, and `entrance` gives its pieces their turns.
+        the connection. `kept` counts the answer while its caller does not read, and `entrance` gives its
+        pieces their turns.
         """
         self.has_begun = False
         """True if the status 200 was sent: later failures can only be reported as events."""
