@@ -109,7 +109,8 @@ class DetokenizerLoop:
 
     def turn(self, now: float, *, have_clients_sent: bool = True) -> None:
         """Handle the messages that have arrived, and send what can be sent. Never blocks. have_clients_sent:
-        False if nothing of clients had come a moment ago. Then it is read only before a check for silence.
+        False if no message of a client had come a moment ago. Those that have come since are then read in the
+        next turn, or before a check for silent clients.
         """
         self._now = now
         if have_clients_sent or self._clients.is_check_due(now):

@@ -41,7 +41,9 @@ class _Link:
     labels: LabelBook = field(default_factory=LabelBook)
     is_closed: bool = False
     is_opened: bool = False
-    """True once the session's server has answered. What ends the connection later is its error."""
+    """True once the session's server has answered. A later end of the connection is in the connection's
+    `error`.
+    """
 
     @property
     def has_failed_to_connect(self) -> bool:

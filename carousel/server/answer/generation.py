@@ -51,7 +51,7 @@ class Generation(Response):
         StreamFormat if they stream. `param_names` has the body's names of parameters, for errors.
         `labels_are_chosen` is True if the caller has chosen the labels as unique names.
         """
-        # Not that of Response, which makes headers: AnswerWriter sends those of an answer.
+        # Response.__init__ is not called: it makes headers, and the AnswerWriter has those of this answer.
         self._server = server
         self._submissions = submissions
         self._param_names = param_names
