@@ -97,7 +97,7 @@ class RouterChannel:
     def drain(self, limit: int) -> list[Arrival]:
         arrivals: list[Arrival] = []
         for _ in range(limit):
-            # Mostly nothing has come, and to ask takes half as long as the error that says so.
+            # Mostly nothing more has come, and asking takes half as long as the error of a receive in vain.
             if not can_read(self.socket):
                 break
             try:

@@ -42,8 +42,8 @@ RECONNECT_MS = 10
 # the handle's attempt says what is stale, and messages of a process that has been replaced may still be
 # valid.
 ENGINE_SOCKETS = frozenset(("rank_in", "step_results"))
-# Messages of a drain after which it asks whether there is another. Mostly there is none, and the error of a
-# receive that says so takes much longer; after more messages it is rare.
+# After each of so many messages a drain asks whether there is another. Mostly there is none, and the error of
+# a receive that says so takes much longer. Behind more messages it is rare.
 NUM_ASKED = 2
 # Plain ints, because `&` and `|` of pyzmq's enums take longer than many a call of ZMQ.
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -382,7 +382,9 @@ class Waiter:
         return bool(self._found)
 
     def has_found(self, sockets: AbstractSet[zmq.Socket[Any]]) -> bool:
-        """Return True if one of these sockets could be read when the last wait ended, or before the first."""
+        """Return True if one of these sockets could be read when the last wait ended. Before the first wait
+        it is True, because nothing is known then.
+        """
         return not sockets.isdisjoint(dict(self._found))
 
 
