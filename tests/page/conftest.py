@@ -92,9 +92,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visitor]]:
 @contextmanager
 def scripted(run_dir: Path, answer: Answer, **settings: Any) -> Iterator[Front]:
     """A server whose model says what `answer` has it say."""
-    with http_front(run_dir, answer, **settings) as front, pytest.MonkeyPatch.context() as patch:
-        # The status page of a fake ring is written once.
-        patch.setattr("carousel.server.admin.probes.STALLED_S", 3600.0)
+    with http_front(run_dir, answer, **settings) as front:
         yield front
 
 

@@ -50,12 +50,7 @@ def answer(request: GenerateRequest) -> list[SequenceOutput]:
 @pytest.fixture(scope="module", params=["warn", "refuse"])
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     run_dir = tmp_path_factory.mktemp("run")
-    with (
-        http_front(run_dir, answer, unknown_fields=request.param) as front,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        # The status page of a fake ring is written once.
-        patch.setattr("carousel.server.admin.probes.STALLED_S", 3600.0)
+    with http_front(run_dir, answer, unknown_fields=request.param) as front:
         front.ring.info = INFO
         yield front
         assert front.error is None

@@ -176,6 +176,7 @@ def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> 
         patch.setattr("carousel.client.core.ring_state.TICK_S", 0.005)
         # A fake ring says once that it lives.
         patch.setattr("carousel.client.core.ring_state.SILENCE_S", 3600.0)
+        patch.setattr("carousel.server.admin.probes.STALLED_S", 3600.0)
         patch.setattr("uvicorn.server.asyncio", HurriedAsyncio())
         front = Front(ring, config)
         try:
