@@ -11,12 +11,15 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from carousel.server.admin import probes
 from carousel.server.endpoints import ENDPOINTS
 from carousel.server.http.web_origin import WebOriginMiddleware
+from carousel.server.server_state import ServerState
 from runtime.wire.messages import ControlRequest, GenerateRequest, QuestionOp, SequenceOutput
 from tests.cpu.http.test_http_control import INFO
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import WAIT_S, finish, output, spell
+from tests.harness.ring.launched import wait_until
 
 ORIGIN = "https://page.example"
 
@@ -228,8 +231,18 @@ def test_without_a_key_no_get_changes_anything(front: Front, monkeypatch: pytest
     assert {type(message) for message in asked} <= {ControlRequest, GenerateRequest}, "/health_generate"
 
 
-def test_all_who_ask_for_the_deep_check_at_once_share_one_request(tmp_path: Path) -> None:
+def test_all_who_ask_for_the_deep_check_at_once_share_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[GenerateRequest] = []
+    num_checks, look = 0, probes._seen
+
+    def seen(server: ServerState) -> tuple[str, str]:
+        nonlocal num_checks
+        num_checks += 1
+        return look(server)
+
+    monkeypatch.setattr(probes, "_seen", seen)
 
     def answer(request: GenerateRequest) -> list[SequenceOutput]:
         asked.append(request)
@@ -241,7 +254,7 @@ def test_all_who_ask_for_the_deep_check_at_once_share_one_request(tmp_path: Path
         for connection in connections:
             connection.sendall(line)
         request = front.ring.wait_request(0)
-        front.http.get("/live")  # the server has read what came before
+        wait_until(lambda: num_checks == len(connections), 5.0, "all have asked")
         front.ring.send(output(request, "a", finish=finish()))
         for connection in connections:
             connection.settimeout(WAIT_S)
