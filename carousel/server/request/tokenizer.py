@@ -185,7 +185,7 @@ class Vocabulary:
             return None
         try:
             num_bytes = 0 if isinstance(prompt, str) else _num_bytes(wire_messages(prompt), options)
-        except InvalidRequest:  # the ring refuses it
+        except (InvalidRequest, RecursionError):  # the ring refuses it, or its tools are nested too deeply
             return None
         if num_bytes > MAX_CONVERSATION_BYTES:
             raise InvalidRequest(
@@ -452,9 +452,9 @@ def _num_bytes(messages: Sequence[ChatMessage], options: RequestOptions) -> int:
     contents = [message.content for message in messages]
     variables = pack_template_kwargs(options.get("chat_template_kwargs"))
     packed = filter(None, [variables, *(message.further for message in messages)])
-    beside = [[message.name for message in messages], *map(msgspec.msgpack.decode, packed)]
-    text_beside = (msgspec.json.encode(beside) + pack_tools(options.get("tools"))).decode()
-    widest = max(map(_char_bytes, [*contents, text_beside]))
+    tools = decode_tools(pack_tools(options.get("tools")))
+    beside = [[message.name for message in messages], tools, *map(msgspec.msgpack.decode, packed)]
+    widest = max(map(_char_bytes, [*contents, msgspec.json.encode(beside).decode()]))
     return widest * sum(map(len, contents))
 
 

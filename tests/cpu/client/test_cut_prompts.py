@@ -188,6 +188,7 @@ def test_a_conversation_takes_only_so_much_memory_while_it_is_cut(
         ({"role": "user", "name": "😀", "content": "x"}, {}),
         ({"role": "assistant", "content": "x", "reasoning_content": "😀"}, {}),
         ({"role": "user", "content": "x"}, {"tools": [{"type": "function", "function": {"name": "😀"}}]}),
+        ({"role": "user", "content": "x"}, {"tools": rb'[{"name": "\ud83d\ude00"}]'}),
         ({"role": "user", "content": "x"}, {"chat_template_kwargs": {"date": "😀"}}),
     ],
 )
@@ -202,6 +203,12 @@ def test_one_emoji_anywhere_makes_every_character_of_a_conversation_wide(
         vocabulary.last_ids(conversation, options, NUM_LAST, 1 << 20)
     plain = {name: value.replace("😀", "é") for name, value in first.items()}
     assert vocabulary.last_ids([plain, conversation[1]], {}, NUM_LAST, 1 << 20) is not None
+
+
+@pytest.mark.parametrize("tools", [b'[{"name": "\xff"}]', b"[" * 5000 + b"]" * 5000, b"[1]"])
+def test_a_conversation_with_tools_that_are_no_json_is_left_to_the_ring(codec: Codec, tools: Any) -> None:
+    conversation = [{"role": "user", "content": TEXT}]
+    assert Vocabulary(codec).last_ids(conversation, {"tools": tools}, NUM_LAST, 1 << 20) is None
 
 
 def test_a_response_s_truncation_auto_takes_a_text_of_any_length(tmp_path: Path) -> None:
