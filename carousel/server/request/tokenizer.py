@@ -48,6 +48,8 @@ it is to be cut. The contents take no more.
 """
 CHARS_AT_ONCE = 1 << 16
 """Number of characters of a text whose width is looked for in one piece."""
+ESCAPED_WIDE = r"\\ud"
+"""Spelling, in JSON within JSON, of a character above U+FFFF. A template may read the arguments of calls."""
 PROBE = [{"role": "user", "content": "x"}]
 END_CHARS = 256
 NUM_SEARCHED = 256
@@ -454,7 +456,8 @@ def _num_bytes(messages: Sequence[ChatMessage], options: RequestOptions) -> int:
     packed = filter(None, [variables, *(message.further for message in messages)])
     tools = decode_tools(pack_tools(options.get("tools")))
     beside = [[message.name for message in messages], tools, *map(msgspec.msgpack.decode, packed)]
-    widest = max(map(_char_bytes, [*contents, msgspec.json.encode(beside).decode()]))
+    spelled = msgspec.json.encode(beside).decode()
+    widest = 4 if ESCAPED_WIDE in spelled.lower() else max(map(_char_bytes, [*contents, spelled]))
     return widest * sum(map(len, contents))
 
 
