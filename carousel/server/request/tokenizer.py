@@ -21,6 +21,7 @@ import msgspec
 from carousel.client.core.request.request_builder import pack_token_ids
 from carousel.client.core.request.submission import Prompt, RequestOptions
 from carousel.conversation import pack_template_kwargs, pack_tools, wire_messages
+from carousel.server.http.body_pool import MAX_BODY_BYTES
 from carousel.server.spelling.token_table import TokenTables
 from carousel.server.tenancy.fair_threads import FairThreads
 from carousel.server.tenancy.fair_turns import FairTurns
@@ -42,7 +43,7 @@ NUM_THREADS = 2
 CUT_THREADS = "truncate", "truncate-long"
 MAX_SHORTER = 1 << 20
 """Maximum number of bytes of a body, or characters of its prompts, for the first of these threads."""
-MAX_CONVERSATION_BYTES = 10 << 20
+MAX_CONVERSATION_BYTES = MAX_BODY_BYTES
 """Maximum number of bytes of memory for the text that a template makes of the contents of a conversation, if
 it is to be cut. The contents take no more.
 """
