@@ -13,6 +13,8 @@ from carousel.server.server_state import ServerState
 CONNECTION = Size(24, 42, 6 << 10)
 TLS = Size(20, 30, 36 << 10)
 """Addition to a connection that has TLS."""
+WAITING = Size(6, 20, 5 << 9)
+"""An HTTP request that waits on its connection behind another one, without its head and body."""
 REQUEST = Size(90, 135, 11 << 10)
 """An HTTP request that is read or answered."""
 GENERATION = Size(43, 68, 13 << 10)
@@ -34,11 +36,14 @@ class Footprint:
         self._connection = CONNECTION.plus(TLS) if has_tls else CONNECTION
 
     def now(self) -> Size:
-        """Return the size of connections, requests, their texts, bodies that are read, and unread answers."""
-        state = self._state
-        total = Size(0, 0, state.bodies.num_bytes + state.unread.num_bytes)
+        """Return the size of connections, requests, their texts, bodies that wait or are read, and unread
+        answers.
+        """
+        state, waiting = self._state, self._server.pipelined
+        total = Size(0, 0, waiting.num_bytes + state.bodies.num_bytes + state.unread.num_bytes)
         for count, size in (
             (self._server.num_connections, self._connection),
+            (waiting.num_requests, WAITING),
             (len(self._server.server_state.tasks), REQUEST),
             (state.running.num_requests, GENERATION),
             (state.running.num_prompts, PROMPT),

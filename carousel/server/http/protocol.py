@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from carousel.server.http.body_pace import BodyPace
 from carousel.server.http.body_pool import SMALL_BYTES
-from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.connection_count import ConnectionCount, Pipeline
 from carousel.server.http.connection_turns import (
     BYTES_PER_COST,
     ESCAPES_PER_COST,
@@ -87,6 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._root_path = root_path
         self._count = count
+        self.pipeline: Pipeline = Pipeline(count.pipelined)
         self._logs_access: bool = self.access_log
         self._turns = turns
         self._pace = pace
@@ -379,6 +380,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
         if self.pipeline:
             self._waiting_bytes += len(body)
+            self.pipeline.note_body(len(body))
             if self._waiting_bytes > HIGH_WATER_LIMIT:
                 self.flow.pause_reading()
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import uvicorn
 
 from carousel.server.http.body_pace import BodyPace
-from carousel.server.http.connection_count import ConnectionCount, openable
+from carousel.server.http.connection_count import ConnectionCount, PipelinedCount, openable
 from carousel.server.http.connection_turns import ACCEPTED_IN_TURN, ConnectionTurns, EndTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
@@ -77,6 +77,10 @@ class HttpServer(uvicorn.Server):
     @property
     def num_connections(self) -> int:
         return self._count.total
+
+    @property
+    def pipelined(self) -> PipelinedCount:
+        return self._count.pipelined
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

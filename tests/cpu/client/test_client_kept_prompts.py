@@ -14,6 +14,7 @@ import pytest
 
 from carousel.client.core.state.request_state import RequestState
 from carousel.server.footprint import Footprint
+from carousel.server.http.connection_count import PipelinedCount
 from carousel.server.running import RunningRequests
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -120,7 +121,9 @@ def test_kept_prompts_are_known_to_be_in_use() -> None:
         places=SimpleNamespace(num_sequences=0),
         config=SimpleNamespace(ssl_certfile=""),
     )
-    server: Any = SimpleNamespace(num_connections=0, server_state=SimpleNamespace(tasks=()))
+    server: Any = SimpleNamespace(
+        num_connections=0, pipelined=PipelinedCount(), server_state=SimpleNamespace(tasks=())
+    )
     footprint = Footprint(state, server)
     request: Any = object()
     with state.running.hold("a", request, ["x"], num_chars=TEXT_BYTES):

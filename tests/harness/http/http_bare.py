@@ -130,6 +130,8 @@ class BareServer:
         await self._settle(transport, protocol)
         assert not self._state.tasks, "somebody works for a client that has left"
         assert not self._count.total
+        assert not self._count.pipelined.num_requests
+        assert not self._count.pipelined.num_bytes
         assert not self._state.connections
 
     async def _until_read(self, transport: Transport) -> None:
