@@ -35,8 +35,9 @@ descriptor for 128 turns.
 
 
 class ConnectionTurns:
-    """Turns of one event loop. Data is read and parsed in the order in which it comes, and requests are begun
-    in the order in which they are read, but for probes.
+    """Turns of one event loop. There are four lines, which take turns: probes, other requests, data of new
+    connections, which have had no request yet, and data of others. Requests are begun, and data is parsed, in
+    the order of the line.
 
     Requests cost the most. While as many connections are accepted as a turn can have, one request is begun in
     a turn, so that who waits to be accepted does not wait for all requests before, too. Beyond
@@ -46,6 +47,8 @@ class ConnectionTurns:
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
         """Connections with data to be parsed."""
+        self._new: deque[Callable[[], None]] = deque()
+        """Those of them that have had no request yet."""
         self._probes: deque[Callable[[], None]] = deque()
         self._requests: deque[Callable[[], None]] = deque()
         """Other requests that are to be begun."""
@@ -60,7 +63,7 @@ class ConnectionTurns:
 
     def has_room(self) -> bool:
         """Return True if a connection may do one more thing in this turn, whatever it costs."""
-        return not self._line and self._spent < TURN_COST
+        return not (self._line or self._new) and self._spent < TURN_COST
 
     def spend(self, cost: int) -> None:
         """Count work of a connection; `cost` is at least 1."""
@@ -72,11 +75,12 @@ class ConnectionTurns:
         self._num_accepted += 1
         self._make_due()
 
-    def wait(self, go_on: Callable[[], None]) -> None:
+    def wait(self, go_on: Callable[[], None], *, is_new: bool = False) -> None:
         """Call `go_on` in a later turn, after all earlier callers. It may do one thing regardless of
-        `has_room`, and waits again for the next.
+        `has_room`, and waits again for the next. New connections wait for each other alone: most probes come
+        on one.
         """
-        self._line.append(go_on)
+        (self._new if is_new else self._line).append(go_on)
         self._make_due()
 
     def begin(self, request: Callable[[], None], *, is_probe: bool) -> None:
@@ -102,13 +106,14 @@ class ConnectionTurns:
         # None of those who wait again in this turn goes on in it.
         left = [
             (self._probes, len(self._probes)),
+            (self._new, len(self._new)),
             (self._line, len(self._line)),
             (self._requests, min(1, num_requests) if self._is_crowded else num_requests),
         ]
         try:
             self._go_on(left)
         finally:
-            if self._line or self._probes or self._requests or self._is_crowded:
+            if self._line or self._new or self._probes or self._requests or self._is_crowded:
                 self._make_due()
 
     def _go_on(self, left: list[tuple[deque[Callable[[], None]], int]]) -> None:

@@ -66,6 +66,11 @@ class PacedReader(asyncio.BufferedProtocol):
             self._writer = TlsWriter(transport, self.below, pause, resume)
         self._protocol.connection_made(self._writer)
 
+    @property
+    def is_new(self) -> bool:
+        """Return True until the head of a first request has been read."""
+        return self._protocol is not None and self._protocol.is_new
+
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer if self._turns.has_room() else self._crowded_buffer
 

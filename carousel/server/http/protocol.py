@@ -131,6 +131,11 @@ class HttpProtocol(HttpToolsProtocol):
             )
 
     @property
+    def is_new(self) -> bool:
+        """Return True until the head of a first request has been read."""
+        return self.cycle is None
+
+    @property
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
@@ -178,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _wait_for_turn(self) -> None:
         if not self.flow.is_held:
             self.flow.is_held = True
-            self._turns.wait(self._begin_turn)
+            self._turns.wait(self._begin_turn, is_new=self.is_new)
 
     def _begin_turn(self) -> None:
         if self.parser is not None:  # the connection is not lost

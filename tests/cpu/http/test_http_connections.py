@@ -29,6 +29,7 @@ from tests.harness.ring.launched import wait_until
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 FILE = b"GET /page/vendor/uplot.js HTTP/1.1\r\nHost: x\r\n\r\n"
+MANY_FIELDS = b"GET /many HTTP/1.1\r\nHost: x\r\n" + 60 * b"a:b\r\n" + b"\r\n"
 MOST = 4
 CROWD = 120
 BURST = 100
@@ -222,6 +223,32 @@ def test_a_probe_is_answered_before_the_requests_of_a_crowd(
     # This thread may see the answer only after the server has begun all.
     num_before = begun.index("/live", 1) - 1
     assert num_before < CROWD * 3 // 4, f"{num_before} requests began before the probe's"
+
+
+def test_a_probe_is_read_before_what_a_crowd_sends_behind_its_first_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came last. Behind 415 connections with long heads it waited for half a second."""
+    read, complete = list[bytes](), HttpProtocol.on_headers_complete
+
+    def note(self: HttpProtocol) -> None:
+        read.append(self.url)
+        complete(self)
+
+    monkeypatch.setattr(HttpProtocol, "on_headers_complete", note)
+    turns = NotedTurns(monkeypatch, HttpProtocol, "_begin_request")
+    with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
+        crowd = [ask(front, held) for _ in range(CROWD)]
+        assert all(answers(each) for each in crowd)
+        num_first = len(read)
+        with turns.held():
+            for connection in crowd:
+                connection.sendall(MANY_FIELDS)
+            probe = ask(front, held)
+        assert answers(probe)
+        turns.is_over = True
+    num_before = read.index(b"/live", num_first) - num_first
+    assert num_before < CROWD * 3 // 4, f"{num_before} heads were read before the probe's"
 
 
 def test_paths_that_are_all_escapes_are_read_a_few_in_a_turn(

@@ -34,7 +34,7 @@ class Turns(ConnectionTurns):
 
     @property
     def is_idle(self) -> bool:
-        return not (self._line or self._probes or self._requests)
+        return not (self._line or self._new or self._probes or self._requests)
 
     def spend(self, cost: int) -> None:
         super().spend(cost)

@@ -106,6 +106,25 @@ def test_a_probe_is_begun_before_requests_and_data_and_requests_take_turns() -> 
     assert asyncio.run(done_in_turns(begin_requests)) == expected
 
 
+def test_data_of_a_new_connection_is_parsed_before_that_of_many_others() -> None:
+    """A probe came behind 415 connections that sent more behind requests whose answers they did not read."""
+
+    def begin(turns: ConnectionTurns, done: list[str]) -> None:
+        def do(name: str) -> None:
+            turns.spend(TURN_COST // 4)
+            done.append(name)
+
+        turns.spend(TURN_COST)
+        for number in range(4):
+            turns.wait(partial(do, f"old {number}"))
+        for number in range(4):
+            turns.wait(partial(do, f"new {number}"), is_new=True)
+
+    first, second = asyncio.run(done_in_turns(begin))
+    assert first == ["new 0", "old 0", "new 1", "old 1"]
+    assert second == ["new 2", "old 2", "new 3", "old 3"]
+
+
 def test_one_request_is_begun_in_a_turn_while_as_many_connections_are_accepted_as_can_be() -> None:
     def begin(turns: ConnectionTurns, done: list[str]) -> None:
         for _ in range(ACCEPTED_IN_TURN):

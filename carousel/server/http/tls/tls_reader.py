@@ -154,7 +154,7 @@ class TlsReader(asyncio.BufferedProtocol):
             return
         self._waits = True
         if self._is_secure:
-            self._turns.wait(self._go_on)
+            self._turns.wait(self._go_on, is_new=self._reader is not None and self._reader.is_new)
         else:
             self._handshakes.wait(self._address, self._go_on)
 
