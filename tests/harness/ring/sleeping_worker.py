@@ -72,7 +72,7 @@ class SameToken:
             plan.samples,
             _same_logprobs(chosen),
             NUM_TOP,
-            pack_ids([TOKEN] * chosen * NUM_TOP),
+            _same_ids(TOKEN, chosen * NUM_TOP),
             _same_logprobs(chosen * NUM_TOP),
             prompts=tuple(
                 map(_prompt_logprobs, (each for each in plan.prompt_positions if each.num_logprobs >= 0))
@@ -95,13 +95,20 @@ class SameToken:
 
 def _prompt_logprobs(positions: PromptPositions) -> ChunkLogprobs:
     count, num_top = len(positions.targets) // ID_BYTES, positions.num_logprobs
-    top_ids = pack_ids([TOKEN] * count * num_top)
-    ranks, top = pack_ids([NUM_TOP] * count), _same_logprobs(count * num_top)
+    top_ids, ranks = _same_ids(TOKEN, count * num_top), _same_ids(NUM_TOP, count)
+    top = _same_logprobs(count * num_top)
     return ChunkLogprobs(positions.index, _same_logprobs(count), ranks, top_ids, top)
 
 
 def _same_logprobs(count: int) -> bytes:
     return np.full(count, LOGPROB, np.float32).tobytes()
+
+
+def _same_ids(value: int, count: int) -> bytes:
+    """Return ids in the form of the wire. `pack_ids` took 4 ms for those of a step with 20 logprobs of 8,192
+    tokens, which made the step late.
+    """
+    return np.full(count, value, np.int32).tobytes()
 
 
 def serve(
