@@ -228,7 +228,7 @@ def test_a_probe_is_answered_before_the_requests_of_a_crowd(
 def test_a_probe_is_read_before_what_a_crowd_sends_behind_its_first_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It came last. Behind 415 connections with long heads it waited for half a second."""
+    """The probe was read last: behind 415 connections with long heads it waited for half a second."""
     read, complete = list[bytes](), HttpProtocol.on_headers_complete
 
     def note(self: HttpProtocol) -> None:

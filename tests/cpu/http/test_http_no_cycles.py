@@ -224,7 +224,7 @@ def test_pipelined_requests_that_wait_are_no_garbage(
 def http_front_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Front, Callable[[], Size]]]:
-    """A front whose ring answers nothing to an end, and its footprint."""
+    """A front whose ring never ends a sequence, and the function that returns its footprint."""
     found: list[Callable[[], Size]] = []
 
     class Watch(GarbageWatch):
@@ -239,7 +239,7 @@ def http_front_watched(
 
 
 def await_known(in_use: Callable[[], Size], before: Size, used_before: Size, num_prompts: int) -> None:
-    """Wait until nearly as much more is known to be in use as there is more than before."""
+    """Wait until the footprint has grown by about as much as the process has."""
 
     def is_right() -> bool:
         there, used = there_is(), in_use()
