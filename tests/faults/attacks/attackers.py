@@ -32,6 +32,7 @@ from tests.faults.attacks.attack import (
     MANY_FIELDS,
     NUM_CONNECTIONS,
     OPENAPI,
+    OTHER_ADDRESS,
     PIECE_BYTES,
     UPGRADE,
     Attack,
@@ -127,8 +128,10 @@ def slow_heads(attack: Attack, _: int) -> None:
 
 
 def connects(attack: Attack, number: int) -> None:
-    """Connections that end at once, every second one by a reset: more than the server accepts."""
-    with attack.open() as connection:
+    """Connections that end at once, every second one by a reset: more than the server accepts. They come from
+    an address of their own, since they need all of its ports.
+    """
+    with attack.open(address=OTHER_ADDRESS) as connection:
         if number % 2:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 

@@ -9,12 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
-from tests.faults.attacks.attack import BODY_BYTES, HALF_BODY, HELD_S, LIVE, TRUST, Attack
+from tests.faults.attacks.attack import BODY_BYTES, HALF_BODY, HELD_S, LIVE, OTHER_ADDRESS, TRUST, Attack
 from tests.harness.http.key_updates import KeyUpdates
 from tests.harness.http.raw_tls import client_hello
 from tests.harness.http.wide_hello import wide_hello
-
-OTHER_ADDRESS = "127.0.0.2"
 
 
 def hellos(attack: Attack, number: int) -> None:
