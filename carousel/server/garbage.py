@@ -32,7 +32,7 @@ that the last one left, and of those in use.
 """
 GROWN_BYTES = 48 << 20
 """Growth of resident memory, in bytes, that starts a full collection: garbage may be a few objects with large
-bodies. It must also be half of what is in use, since that is only estimated.
+bodies. It must also be as much as is in use, since that is only estimated.
 """
 REST_S = 1.0
 """Least seconds between a full collection and one that is due to memory, because all of the memory may be in
@@ -120,7 +120,7 @@ class GarbageWatch:
         self._fewest_bytes = min(self._fewest_bytes, resident - in_use.num_bytes)
         self._most_in_use = max(self._most_in_use, in_use.num_bytes)
         has_rested = self._clock() - self._collected_s >= REST_S
-        much = max(GROWN_BYTES, self._most_in_use // 2)
+        much = max(GROWN_BYTES, self._most_in_use)
         has_swollen = has_rested and resident - self._most_in_use - self._fewest_bytes >= much
         # Where collections are off, the new objects will be frozen, and must not be collected before.
         if gc.isenabled() and (has_swollen or self._has_many_old_objects(in_use)):

@@ -175,13 +175,14 @@ def test_memory_that_stays_after_its_use_is_no_growth(process: Process) -> None:
     process.num_in_use += 2 * GROWN_BYTES
     assert not process.looks_after(REST_S), "and used again"
     process.num_in_use -= 2 * GROWN_BYTES
-    assert process.looks_after(REST_S, num_bytes=GROWN_BYTES)
+    assert process.looks_after(REST_S, num_bytes=2 * GROWN_BYTES)
 
 
 def test_of_much_that_is_in_use_a_little_more_is_no_growth(process: Process) -> None:
+    """640 connections that hardly read took 1.6 times as much memory as they were thought to."""
     process.num_in_use = 4 * GROWN_BYTES
     assert not process.looks_after(REST_S, num_bytes=4 * GROWN_BYTES)
-    assert not process.looks_after(REST_S, num_bytes=GROWN_BYTES), "it may be in use, too"
+    assert not process.looks_after(REST_S, num_bytes=3 * GROWN_BYTES), "it may be in use, too"
     assert process.looks_after(REST_S, num_bytes=GROWN_BYTES)
 
 
