@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,14 @@ def ask(front: Front, held: ExitStack) -> socket.socket:
     connection = held.enter_context(front.connect())
     connection.sendall(LIVE)
     return connection
+
+
+def is_welcome(front: Front) -> bool:
+    """Return True if the server answers a request on a new connection with 200."""
+    with front.connect() as connection, suppress(ConnectionError):
+        connection.sendall(LIVE)
+        return connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    return False
 
 
 def test_connections_beyond_the_most_wait_until_one_ends(tmp_path: Path) -> None:
@@ -99,6 +107,7 @@ def test_one_address_has_only_so_many_connections(tmp_path: Path) -> None:
         another.sendall(LIVE)
         assert answers(another)
         connections[0].close()
+        wait_until(lambda: is_welcome(front), 10.0, "a place for one more")
         assert front.complete().status_code == 200
 
 
